@@ -90,7 +90,9 @@ class PoolSection(KindSection):
     def known_gpu(self, folder: Path) -> Gpu | None:
         """Return the model on its GPUs that the batch times of the first kind are those of."""
         measured = (self.servers[0] if self.servers else self).measured(folder)
-        return measured.gpu if measured else None
+        if measured:
+            return measured.gpu
+        return None
 
     def _servers(self, where: str, folder: Path, order: str) -> list[tuple[Server, int]]:
         """Return each kind of server, which serves requests in that order, and how many."""

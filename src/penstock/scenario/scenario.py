@@ -110,7 +110,9 @@ class Scenario:
         """The network; a workload and a server are short for one pool and one workflow."""
         from penstock.system.network import Network
 
-        return self.system if isinstance(self.system, Network) else Network.single(*self.system)
+        if isinstance(self.system, Network):
+            return self.system
+        return Network.single(*self.system)
 
 
 def read_scenario(path: str | Path) -> Scenario:

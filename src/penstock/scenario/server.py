@@ -35,23 +35,23 @@ class _ServerPart(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _plainly(cls, given: Any) -> Any:
+    def _plainly(cls, section: Any) -> Any:
         """Read ``--max-num-seqs`` as max_num_seqs, unless that is there, too."""
-        if not isinstance(given, Mapping):
-            return given
-        names = [plain(key) if isinstance(key, str) else key for key in given]
-        alone = zip(names, given.items(), strict=True)
+        if not isinstance(section, Mapping):
+            return section
+        names = [plain(key) if isinstance(key, str) else key for key in section]
+        alone = zip(names, section.items(), strict=True)
         return {key if names.count(name) > 1 else name: value for name, (key, value) in alone}
 
     @classmethod
     def unknown(cls, section: str, key: str) -> str:
         """Say what a flag of an engine is here."""
-        where, said = f"{section}.{short(key)}", explained(key)
+        where, hint = f"{section}.{short(key)}", explained(key)
         if plain(key) in cls.known_keys():
             return f"{where} says again what another key of {section} says; give one of them"
-        if said is None:
+        if hint is None:
             return super().unknown(section, key)
-        return f"{where} is not a key of a scenario; {said}"
+        return f"{where} is not a key of a scenario; {hint}"
 
 
 @with_keys_of(Memory, without=("names_known", "estimated"), optional=True)
@@ -117,20 +117,20 @@ class ServerSection(_ServerPart):
         else:
             assert measured is not None
             batch_time = measured.batch_time
-        given = self.arguments()
-        given |= self._limits(measured, given)
+        arguments = self.arguments()
+        arguments |= self._limits(measured, arguments)
         policy = resolve(self.scheduler, folder=folder)
-        self._refuse_for(policy, given)
-        gpu = self._gpu(measured, given)
-        memory = self._memory(policy, gpu, given)
+        self._refuse_for(policy, arguments)
+        gpu = self._gpu(measured, arguments)
+        memory = self._memory(policy, gpu, arguments)
         if memory is not None:
-            given.pop("block_size", None)  # it is in there
+            arguments.pop("block_size", None)  # it is in there
         made = {"batch_time": batch_time, "policy": policy, "memory": memory, "gpu": gpu}
-        return Server(**given | made | more)
+        return Server(**arguments | made | more)
 
-    def _refuse_for(self, policy: Scheduler, given: Mapping[str, Any]) -> None:
+    def _refuse_for(self, policy: Scheduler, arguments: Mapping[str, Any]) -> None:
         """Refuse what a scheduler does not start with, or makes no use of."""
-        budget, slots = given["token_budget"], given["max_batch_size"]
+        budget, slots = arguments["token_budget"], arguments["max_batch_size"]
         capped = policy.program is not None and policy.program.capped
         if capped and slots is not None and slots > budget:
             raise InputError(
@@ -139,7 +139,9 @@ class ServerSection(_ServerPart):
                 "fewer tokens than requests in a batch; lower the one or raise the other"
             )
         if self.gpu is not None and policy.memory.gpu_rule is None:
-            engines = [name for name, each in ENGINES.items() if each.memory.gpu_rule is not None]
+            engines = [
+                name for name, engine in ENGINES.items() if engine.memory.gpu_rule is not None
+            ]
             raise InputError(
                 f"server.gpu is for the schedulers of engines ({', '.join(engines)}), not for "
                 f"{policy.name}; leave it out, and give token_budget and kv_tokens"
@@ -155,12 +157,10 @@ class ServerSection(_ServerPart):
     def notes(self, folder: Path, server: Server) -> tuple[str, ...]:
         """Return what is known of the batch times, and should be told."""
         known = self.measured(folder)
-        said = (
-            ()
-            if known is None
-            else known.notes(server.token_budget, memory=server.memory is not None)
-        )
-        return (*said, *self._slots_note(known, server))
+        notes = self._slots_note(known, server)
+        if known is None:
+            return tuple(notes)
+        return (*known.notes(server.token_budget, memory=server.memory is not None), *notes)
 
     def _slots_note(self, measured: BatchTimeFile | None, server: Server) -> list[str]:
         """Say that vLLM always has a max batch size, where none is given."""
@@ -174,8 +174,7 @@ class ServerSection(_ServerPart):
             usual = f"{rule.limits(memory_gib, a100, False)[1]:,} on this GPU"
         return [
             "no max batch size is given, so none limits this server; vLLM always has one, by "
-            f"default {usual}: give "
-            "yours as max_num_seqs"
+            f"default {usual}: give yours as max_num_seqs"
         ]
 
     def measured(self, folder: Path) -> BatchTimeFile | None:
@@ -184,18 +183,22 @@ class ServerSection(_ServerPart):
             return self.hardware.build(folder)
         if self.batch_time is None:
             return hardware(str(self.hardware))
-        return None if self.batch_time.file is None else self.batch_time.read_file(folder)
+        if self.batch_time.file is None:
+            return None
+        return self.batch_time.read_file(folder)
 
     def _limits(
-        self, measured: BatchTimeFile | None, given: Mapping[str, Any]
+        self, measured: BatchTimeFile | None, arguments: Mapping[str, Any]
     ) -> dict[str, int | None]:
         """Return token budget and max batch size: those given, else the engine's for the GPU."""
-        budget, slots = given.get("token_budget"), given.get("max_batch_size")
+        budget, slots = arguments.get("token_budget"), arguments.get("max_batch_size")
         engine = self.scheduler.lower()
         shaped = isinstance(self.hardware, HardwareSection)
         if (self.gpu is not None or shaped) and engine in choosing():
             asked = self.gpu or GpuSection.model_validate({})
-            a100 = "a100" in self.hardware_name.lower() if asked.a100 is None else asked.a100
+            a100 = asked.a100
+            if a100 is None:
+                a100 = "a100" in self.hardware_name.lower()
             gib = self._memory_gib(measured, asked)
             chosen = engine_defaults(engine, gib, a100=a100, offline=asked.offline)
             budget = chosen.token_budget if budget is None else budget
@@ -209,9 +212,9 @@ class ServerSection(_ServerPart):
             )
         return {"token_budget": budget, "max_batch_size": slots}
 
-    def _gpu(self, measured: BatchTimeFile | None, given: Mapping[str, Any]) -> Gpu | None:
+    def _gpu(self, measured: BatchTimeFile | None, arguments: Mapping[str, Any]) -> Gpu | None:
         """Return model and GPUs; None: one is unknown, or KV memory has a size or no limit."""
-        sized = "kv_blocks" in given or "kv_tokens" in given
+        sized = "kv_blocks" in arguments or "kv_tokens" in arguments
         if isinstance(self.memory, MemorySection):
             sized = sized or self.memory.tokens is not None or "blocks" in self.memory.arguments()
         if sized or self.memory == "unlimited":
@@ -250,7 +253,9 @@ class ServerSection(_ServerPart):
             return f"{self.hardware.model} on {self.hardware.gpu}"
         if self.hardware is not None:
             return self.hardware
-        return "" if self.batch_time is None else self.batch_time.file or ""
+        if self.batch_time is None:
+            return ""
+        return self.batch_time.file or ""
 
     def _memory_gib(self, measured: BatchTimeFile | None, asked: GpuSection) -> float:
         """Return the GPU's memory, GiB: 80 GB are 79.2 to the driver of a GPU that is known."""
@@ -271,30 +276,30 @@ class ServerSection(_ServerPart):
         return known
 
     def _memory(
-        self, policy: Scheduler, gpu: Gpu | None, given: Mapping[str, Any]
+        self, policy: Scheduler, gpu: Gpu | None, arguments: Mapping[str, Any]
     ) -> Memory | None:
         """Return the KV memory that ``memory`` describes, or of which the GPU says the size."""
         follows = gpu is not None and policy.memory.gpu_rule is not None
-        sizes = given.keys() & {"kv_blocks", "kv_tokens"}
-        beside = sizes or "block_size" in given
+        sizes = arguments.keys() & {"kv_blocks", "kv_tokens"}
+        stated = sizes or "block_size" in arguments
         if self.memory is None:
-            if not beside or sizes:
+            if not stated or sizes:
                 return None
             if follows:
-                return Memory(1, given["block_size"], estimated=True)
+                return Memory(1, arguments["block_size"], estimated=True)
             raise InputError(
-                f"server: block_size is {given['block_size']}, but KV memory has no limit; give "
-                "kv_blocks or kv_tokens"
+                f"server: block_size is {arguments['block_size']}, but KV memory has no limit; "
+                "give kv_blocks or kv_tokens"
             )
         if self.memory == "unlimited":
-            if beside:
+            if stated:
                 raise InputError(
                     "server: memory is unlimited, but kv_blocks, kv_tokens or block_size "
                     "(num_gpu_blocks, max_total_tokens, page_size) say how large it is; give one "
                     "of them"
                 )
             return None
-        if beside:
+        if stated:
             raise InputError(
                 "server: beside `memory`, kv_blocks, kv_tokens and block_size (num_gpu_blocks, "
                 "max_total_tokens, page_size) are its keys `blocks`, `tokens` and `block_size`; "

@@ -37,7 +37,9 @@ def _stage_length(value: Any) -> Any:
 
 def _delay(value: Any) -> Any:
     """Turn a delay into what `Stage` takes: a number of milliseconds or a distribution."""
-    return length(value) if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping):
+        return length(value)
+    return value
 
 
 def _process(value: Any) -> Any:
@@ -121,18 +123,18 @@ class DisaggregatedSection(Section):
 
     def build(self, workload: Workload, name: str, gpus: Mapping[str, Gpu | None]) -> Workflow:
         """Return the workflow; a transfer over a link goes by the model of the prefill's pool."""
-        given, link = self.arguments(), self.transfer_gb_per_s
-        checked_link(given.get("transfer_ms_per_token", 0.0), link, self.kv_bytes_per_token)
+        arguments, link = self.arguments(), self.transfer_gb_per_s
+        checked_link(arguments.get("transfer_ms_per_token", 0.0), link, self.kv_bytes_per_token)
         if link is not None:
-            pool = given["prefill"]
+            pool = arguments["prefill"]
             if pool not in gpus:
                 raise InputError(
                     f"prefill is at pool {checks.shown(pool)}, which there is not"
                     f"{nearest(pool, gpus)}"
                 )
             per_token = link_ms_per_token(link, self.kv_bytes_per_token, gpus[pool])
-            given["transfer_ms_per_token"] = per_token
-        return Workflow.disaggregated(workload, name=name, **given)
+            arguments["transfer_ms_per_token"] = per_token
+        return Workflow.disaggregated(workload, name=name, **arguments)
 
 
 class ByLengthSection(Section):

@@ -93,7 +93,9 @@ class _Drawn(Section):
     def build(self, seed: int) -> Workload:
         """Return requests whose lengths are drawn."""
         workload: Workload = super().build(seed=seed)
-        return workload if self.declared is None else workload.with_declared(self.declared)
+        if self.declared is None:
+            return workload
+        return workload.with_declared(self.declared)
 
 
 @with_keys_of(Workload.poisson, without=("seed",))
@@ -148,10 +150,10 @@ def _trace(path: Path, stamp: tuple[int, int] | None, seed: int, options: str) -
 def _stamp(path: Path) -> tuple[int, int] | None:
     """Return when a file was changed last, and its size; None where there is none to read."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 _FILES = ("trace", "recording", "preset")
@@ -293,5 +295,7 @@ class WorkloadSection(Section):
             return workload.with_clients(**clients)
         if self.rate is None and self.arrivals in (None, "scaled") and self.cv is None:
             return workload
-        rate = workload.rate if self.rate is None else self.rate
+        rate = self.rate
+        if rate is None:
+            rate = workload.rate
         return workload.with_rate(rate, self.arrivals or "scaled", cv=self.cv)

@@ -49,8 +49,8 @@ def budgets(batch_time: BatchTime, token_budget: int, max_batch_size: int | None
     seconds = batch_time.by_tokens.table(token_budget)
     loads = np.append(np.flatnonzero(np.diff(seconds[1:])) + 1, token_budget)
     if loads.size > MOST_BUDGETS:
-        wanted = np.geomspace(loads[0], token_budget, MOST_BUDGETS)
-        thinned = loads[np.unique(np.searchsorted(loads, wanted - 0.5))]
+        even = np.geomspace(loads[0], token_budget, MOST_BUDGETS)
+        thinned = loads[np.unique(np.searchsorted(loads, even - 0.5))]
         slots = min(max_batch_size or token_budget, token_budget)
         decodes_alone = batch_time.by_tokens.best_load(slots)[0]
         loads = np.unique(np.r_[thinned, decodes_alone, _corner_loads(seconds, slots)])
@@ -72,13 +72,15 @@ def _corner_loads(seconds: Floats, slots: int) -> Ints:
         load, time = corners[first : last + 1].T
         return float(np.max(np.interp(load, load[[0, -1]], time[[0, -1]]) / time)) - 1
 
-    kept = [0]
+    chosen = [0]
     if len(corners) <= MOST_BUDGETS:
-        kept = list(range(len(corners)))
-    while (first := kept[-1]) < len(corners) - 1:
+        chosen = list(range(len(corners)))
+    while (first := chosen[-1]) < len(corners) - 1:
         further = range(first + 2, len(corners))
-        kept.append(first + 1 + bisect.bisect(further, _CLOSE, key=functools.partial(rise, first)))
-    return np.asarray((corners[kept, 0] * scale[0]).round(), np.int64)
+        chosen.append(
+            first + 1 + bisect.bisect(further, _CLOSE, key=functools.partial(rise, first))
+        )
+    return np.asarray((corners[chosen, 0] * scale[0]).round(), np.int64)
 
 
 def maxweight_parameters(

@@ -358,8 +358,12 @@ class Composition(Checked, BatchTime):
         """Seconds for each token before a decode: in a batch of decodes alone, and in one with
         prefill.
         """
-        alone = self.cross_attention if self.decode_attention is None else self.decode_attention
-        return alone, alone if self.mixed_attention is None else self.mixed_attention
+        alone, mixed = self.decode_attention, self.mixed_attention
+        if alone is None:
+            alone = self.cross_attention
+        if mixed is None:
+            mixed = alone
+        return alone, mixed
 
     def _seconds(self, tokens: Floats) -> Floats:
         """Return a time that no batch of so many tokens stays below: the fewest pairs."""

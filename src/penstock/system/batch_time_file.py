@@ -197,13 +197,17 @@ class BatchTimeFile:
         from penstock.system.models.gpus import sheet_of
 
         sheet = sheet_of(self.accelerator)
-        return None if sheet is None else sheet.memory_gib
+        if sheet is None:
+            return None
+        return sheet.memory_gib
 
     @property
     def uncertainty(self) -> dict[str, Any] | None:
         """How well the batch times are known, as the file holds it."""
-        known = getattr(self.batch_time, "uncertainty", None)
-        return None if known is None else known.as_dict()
+        known: Known | None = getattr(self.batch_time, "uncertainty", None)
+        if known is None:
+            return None
+        return known.as_dict()
 
     @property
     def origin(self) -> str:
@@ -311,7 +315,9 @@ def section_of(model: BatchTime) -> dict[str, Any]:
     match model:
         case PiecewiseConstant() | Affine() | Hinge():
             name = type(model).__name__.lower()
-            return {name: in_keys(model)} if name in _FORMS else in_keys(model)
+            if name in _FORMS:
+                return {name: in_keys(model)}
+            return in_keys(model)
         case Measured(tokens, seconds):
             return {"measured": {"tokens": list(tokens), "ms": [s * 1e3 for s in seconds]}}
         case Composition():

@@ -152,21 +152,21 @@ class Engine(Checked, Scheduler):
 
 def kinds() -> list[type[Engine]]:
     """Return the engines of `penstock.system.engines`, those that are used the most first."""
-    own = f"{__package__}.engines."
-    known = [kind for kind in Engine.__subclasses__() if kind.__module__.startswith(own)]
+    package = f"{__package__}.engines."
+    known = [kind for kind in Engine.__subclasses__() if kind.__module__.startswith(package)]
     return sorted(known, key=lambda kind: kind.place)
 
 
 def explained(flag: str) -> str | None:
     """Say what a flag of an engine is here, or why it is nothing; None: it is no such flag."""
     name = plain(flag).removeprefix("no_")
-    said = [
+    places = [
         f"`policy: {engine.name}, policy_params: {{{key}: ...}}`"
         for engine in kinds()
         for key, setting in engine.known().items()
         if name and name in (key, setting.alias)
     ]
-    return hint(name, f"it is given as {' or '.join(said)}" if said else None)
+    return hint(name, f"it is given as {' or '.join(places)}" if places else None)
 
 
 def _by_name(engine: type[Engine], options: Any) -> dict[str, Any]:
@@ -182,8 +182,8 @@ def _by_name(engine: type[Engine], options: Any) -> dict[str, Any]:
     for word, value in options.items():
         text = plain(str(word))
         key = aliases.get(text, text)
-        if key not in known and (said := explained(text)):
-            raise InputError(f"{checks.shown(word)} is no setting of {name} here; {said}")
+        if key not in known and (hint := explained(text)):
+            raise InputError(f"{checks.shown(word)} is no setting of {name} here; {hint}")
         if key not in known:
             raise InputError(
                 f"{name} has no setting {checks.shown(word)}{nearest(text, [*known, *aliases])}"
@@ -205,10 +205,10 @@ def _by_name(engine: type[Engine], options: Any) -> dict[str, Any]:
 def _in_words(engine: type[Engine], settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the settings that are words, in small letters: TensorRT-LLM writes them in capitals."""
     for field in dataclasses.fields(engine):  # type: ignore[arg-type]
-        plainest, *beside = parts_of(field.type)
+        plainest, *extras = parts_of(field.type)
         if field.name in settings and typing.get_origin(plainest) is Literal:
             word = str(settings[field.name]).lower()
-            for setting in beside:
+            for setting in extras:
                 why = dict(setting.refused).get(word) if isinstance(setting, Setting) else None
                 if why:
                     what = f"{engine.called(field.name)} is {word!r}"

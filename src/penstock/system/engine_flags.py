@@ -145,9 +145,9 @@ def plain(flag: str) -> str:
 
 def hint(name: str, setting: str | None) -> str | None:
     """Say what a flag is here, if not that ``setting``, or why it is nothing; None: no flag."""
-    for said, flags in _GIVEN.items():
+    for text, flags in _GIVEN.items():
         if name in flags.split():
-            return said.replace("FLAG", name)
+            return text.replace("FLAG", name)
     if setting is not None:
         return setting
     for why, words in _NOT_MODELLED.items():

@@ -54,7 +54,9 @@ class ModelMemory:
     @property
     def numbers(self) -> Numbers:
         """How its numbers are stored."""
-        return self.shape.stored if self.asked is None else self.asked
+        if self.asked is None:
+            return self.shape.stored
+        return self.asked
 
     @property
     def weights_gb(self) -> float:
@@ -71,12 +73,12 @@ class ModelMemory:
                 f"All layers have a sliding window of {shape.window:,} tokens, so a request holds "
                 "no more than these in the engine, but all of its tokens here"
             )
-        kept = shape.window_bytes(self.numbers, tensor_parallel) / 1e6
+        megabytes = shape.window_bytes(self.numbers, tensor_parallel) / 1e6
         return (
             f"{shape.windowed_layers} of {shape.layers} layers have a sliding window of "
-            f"{shape.window:,} tokens. That takes up to {kept:,.1f} MB more of each GPU for each "
-            "request, left out here. The engine logs another number, which counts a token once "
-            "for each kind of layer"
+            f"{shape.window:,} tokens. That takes up to {megabytes:,.1f} MB more of each GPU for "
+            "each request, left out here. The engine logs another number, which counts a token "
+            "once for each kind of layer"
         )
 
     def weights_bytes(self, tensor_parallel: int) -> float:
@@ -194,7 +196,9 @@ class Gpu(Checked):
         """
         rule = engine.memory.gpu_rule
         share = self._share(engine)
-        return "" if rule is None or share is None else f" at {rule.option} {share:g}"
+        if rule is None or share is None:
+            return ""
+        return f" at {rule.option} {share:g}"
 
     def _share(self, engine: Scheduler) -> float | None:
         """Return the share of memory an engine is told to use, or takes; None: by another rule."""

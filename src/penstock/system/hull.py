@@ -23,13 +23,13 @@ def corners(path: Floats) -> Floats:
 
 def _beyond_rounding(path: list[list[float]]) -> list[list[float]]:
     """Drop corners that stand out by a rounding error only (Andrew's monotone chain)."""
-    kept: list[list[float]] = []
+    hull: list[list[float]] = []
     for x, y in path:
-        while len(kept) > 1:
-            (x0, y0), (x1, y1) = kept[-2:]
+        while len(hull) > 1:
+            (x0, y0), (x1, y1) = hull[-2:]
             bulge = (x1 - x0) * (y - y0) - (y1 - y0) * (x - x0)
             if bulge > FLAT * np.hypot(x - x0, y - y0):
                 break
-            kept.pop()
-        kept.append([x, y])
-    return kept
+            hull.pop()
+        hull.append([x, y])
+    return hull

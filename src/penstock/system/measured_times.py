@@ -91,34 +91,34 @@ class Measured(BatchTime):
         limits = {"tokens": (1, MOST_TOKENS), unit: times}
         measured = as_numbers(source, table, text, limits, "from {:g} to {:,.0f}")
         time = pl.col(unit)
-        each = measured.group_by("tokens").agg(
+        rows = measured.group_by("tokens").agg(
             time.mean(), count=pl.len(), most=time.max(), least=time.min()
         )
-        each = each.sort("tokens")
-        apart = each.filter(pl.col("most") > _TWO_THINGS * pl.col("least"))
+        rows = rows.sort("tokens")
+        apart = rows.filter(pl.col("most") > _TWO_THINGS * pl.col("least"))
         if len(apart):
             tokens, _, _, most, least = apart.row(0)
             raise source.fault(
                 f"has {tokens:,.0f} tokens with {least:g} and with {most:g} {unit}: an average of "
                 "two so different times is neither. Drop one"
             )
-        again = each.filter(pl.col("count") > 1)["tokens"]
+        again = rows.filter(pl.col("count") > 1)["tokens"]
         doubts = tuple(
             f"{source.name} has {counted(len(again), 'token load')} more than once, the first of "
             f"{load:,.0f} tokens: their times are averaged."
             for load in again[:1]
         )
-        read = cls(each["tokens"].to_list(), (each[unit] / per_second).to_list(), doubts)
+        read = cls(rows["tokens"].to_list(), (rows[unit] / per_second).to_list(), doubts)
         read.refuse_falling(source.name)
         return read
 
     def scaled(self, factor: float) -> BatchTime:
         """Return times so many times as long."""
-        return dataclasses.replace(self, seconds=[each * factor for each in self.seconds])
+        return dataclasses.replace(self, seconds=[time * factor for time in self.seconds])
 
     def with_host(self, seconds: float) -> BatchTime:
         """Return times so many seconds longer."""
-        return dataclasses.replace(self, seconds=[each + seconds for each in self.seconds])
+        return dataclasses.replace(self, seconds=[time + seconds for time in self.seconds])
 
     def refuse_falling(self, name: str) -> None:
         """Refuse times that fall from one load to a larger one by more than measurements do."""

@@ -91,8 +91,8 @@ class Network(Checked):
             by_engines = not any(pools[name].server.by_lines for name in visited)
             caches = any(pools[name].caches_prefixes for name in visited)
             if isinstance(workflow, Workflow):
-                found = workflow.goes_on and by_engines and caches
-                workflows[index] = workflow.served_by_engines(found)
+                finds = workflow.goes_on and by_engines and caches
+                workflows[index] = workflow.served_by_engines(finds)
         vars(self).update(pools=pools, workflows=tuple(workflows))
 
     def _refuse_unserved_stages(self) -> None:
@@ -118,11 +118,11 @@ class Network(Checked):
             if stage.prompt != 0 or stage.output == 0 or self.pools[stage.pool].server.by_lines:
                 continue
             before = [
-                each
-                for each in workflow.stages.values()
-                if name in {target for target, _ in released(each)}
+                other
+                for other in workflow.stages.values()
+                if name in {target for target, _ in released(other)}
             ]
-            feeds = [each for each in before if each.prompt != 0 and each.pool != stage.pool]
+            feeds = [other for other in before if other.prompt != 0 and other.pool != stage.pool]
             if name in workflow.begins or stage.join or len(feeds) < len(before):
                 raise InputError(
                     f"stage '{workflow.name}.{name}' only decodes (its prompt is 0) at pool "
@@ -246,7 +246,9 @@ class Network(Checked):
         known = (workflow.prefixes for workflow in self.workflows)
         parts = [prefixes for prefixes in known if prefixes is not None]
         servers = [server for pool in self.pools.values() for server, _ in pool.servers]
-        return names_for(Prefixes.joined(parts), servers) if parts else None
+        if parts:
+            return names_for(Prefixes.joined(parts), servers)
+        return None
 
     def stage_number(self, stage: str) -> int:
         """Return the number of a stage by its name, ``workflow.stage``, or ``stage`` where only one
@@ -293,7 +295,10 @@ class Network(Checked):
             own_seed(workflow) if seed is None else checked_seed(seed)
             for workflow in self.workflows
         ]
-        streams = [w.blocks(own) for w, own in zip(self.workflows, _apart(seeds), strict=True)]
+        streams = [
+            w.blocks(stream_seed)
+            for w, stream_seed in zip(self.workflows, _apart(seeds), strict=True)
+        ]
         return merged([self._numbered(*stream) for stream in enumerate(streams)])
 
     def _numbered(self, workflow: int, blocks: Iterator[Jobs]) -> Iterator[Jobs]:
@@ -301,7 +306,7 @@ class Network(Checked):
 
     def numbered(self, jobs: Jobs, workflow: int) -> Jobs:
         """Return jobs of a workflow, by its number, as jobs of the network."""
-        before = (each.prefixes for each in self.workflows[:workflow])
+        before = (earlier.prefixes for earlier in self.workflows[:workflow])
         first_prefix = sum(prefixes.rows for prefixes in before if prefixes is not None)
         return jobs.numbered(workflow, int(self.first_stage[workflow]), first_prefix)
 
@@ -512,8 +517,8 @@ class Network(Checked):
         visitors = self.visitors(name)
         reuses = any(workflow.reuses for workflow in visitors)
         if pool.server.by_lines:
-            kept = self.retention_s is None and (pool.replicas == 1 or pool.affinity)
-            return reuses and not kept
+            stays = self.retention_s is None and (pool.replicas == 1 or pool.affinity)
+            return reuses and not stays
         recorded = any(workflow.prefixes is not None for workflow in visitors)
         return pool.caches_prefixes and (reuses or recorded)
 
@@ -570,13 +575,13 @@ class Network(Checked):
 
     def _found_means(self, pools: Bools, tokens: Callable[[Jobs], Ints]) -> Floats:
         """Return mean tokens that a request may find in pools, in a sample; shape (stages,)."""
-        found = np.zeros(len(self.stages))
+        means = np.zeros(len(self.stages))
         for index, workflow in enumerate(self.workflows):
             shares = workflow.reuses or workflow.prefixes is not None
             first, last = self.first_stage[index : index + 2].tolist()
             if shares and pools[self.stage_pool[first:last]].any():
-                found += self._sampled_means(index, tokens)
-        return found
+                means += self._sampled_means(index, tokens)
+        return means
 
     def _sampled_means(self, index: int, tokens: Callable[[Jobs], Ints]) -> Floats:
         """Return means over a workflow's requests, by stage, in a sample; shape (stages,)."""
@@ -640,7 +645,9 @@ class Network(Checked):
 
 def own_seed(workflow: Workflow | Sessions) -> int:
     """Return the seed by which a workflow draws its jobs."""
-    return workflow.arrivals.seed if isinstance(workflow, Workflow) else workflow.seed
+    if isinstance(workflow, Workflow):
+        return workflow.arrivals.seed
+    return workflow.seed
 
 
 def _apart(seeds: Sequence[int]) -> list[int]:

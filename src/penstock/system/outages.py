@@ -84,8 +84,8 @@ def listed(outages: Any) -> tuple[Any, ...]:
 
 def checked_outages(outages: Iterable[Any], pools: Mapping[str, Pool]) -> tuple[Outage, ...]:
     """Return outages in order of their starts, if the pools of a network can have them."""
-    given = listed(outages)
-    for outage in given:
+    outages = listed(outages)
+    for outage in outages:
         if not isinstance(outage, Outage):
             raise InputError(f"{checks.shown(outage)} is no outage; give penstock.Outage(...)")
         if outage.pool not in pools:
@@ -98,11 +98,11 @@ def checked_outages(outages: Iterable[Any], pools: Mapping[str, Pool]) -> tuple[
                 f"an outage is of replica {outage.replica:,} of pool {outage.pool!r}, which has "
                 f"{replicas:,}, counted from 0; give at most {replicas - 1:,}"
             )
-    ordered = sorted(given, key=lambda outage: (outage.pool, outage.replica, outage.start_s))
+    ordered = sorted(outages, key=lambda outage: (outage.pool, outage.replica, outage.start_s))
     for earlier, later in itertools.pairwise(ordered):
         if earlier.name == later.name and later.start_s <= earlier.end_s:
             raise InputError(
                 f"{later.name} dies at {later.start_s:g} s, but is away until "
                 f"{earlier.end_s:g} s; let it die after that"
             )
-    return tuple(sorted(given, key=lambda outage: outage.start_s))
+    return tuple(sorted(outages, key=lambda outage: outage.start_s))

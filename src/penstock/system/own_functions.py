@@ -178,7 +178,9 @@ def _find(choice: str, kind: str, made: type, folder: Path) -> Any:
 def _own_name(stem: str) -> str:
     """Return what a file's module is called: not as a module that others import, such as random."""
     taken = stem in sys.stdlib_module_names or stem in sys.modules
-    return stem + _OF_FILE if taken and stem not in _BROUGHT else stem
+    if taken and stem not in _BROUGHT:
+        return stem + _OF_FILE
+    return stem
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -196,13 +198,15 @@ def _module(name: str, kind: str, folder: Path) -> ModuleType:
         path = Path(name).expanduser()
     try:
         if path.is_file():
-            own = _own_name(path.stem)
-            spec = importlib.util.spec_from_file_location(own, path)
+            module_name = _own_name(path.stem)
+            spec = importlib.util.spec_from_file_location(module_name, path)
             assert spec is not None
             assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
-            sys.modules[own] = module  # two scenarios may each bring a file of the same name
-            _BROUGHT.add(own)
+            sys.modules[module_name] = (
+                module  # two scenarios may each bring a file of the same name
+            )
+            _BROUGHT.add(module_name)
             # What such a file prints is no part of an answer.
             with contextlib.redirect_stdout(sys.stderr):
                 spec.loader.exec_module(module)
@@ -227,4 +231,6 @@ def _reason(error: Exception) -> str:
         (line for line in lines if not line.startswith("Failed in nopython mode")), "unknown reason"
     )
     where = next((line.rstrip(":") for line in lines if line.startswith("File ")), "")
-    return f"{what.rstrip('.')} ({where})" if where else what.rstrip(".")
+    if where:
+        return f"{what.rstrip('.')} ({where})"
+    return what.rstrip(".")

@@ -111,8 +111,8 @@ class Policy(OwnFunction, Scheduler):
 
     def __post_init__(self) -> None:
         checks.word("work_conserving", self.work_conserving, (True, False, None))
-        own = (self.work_conserving, self.phases, self.own_budget, self.back_pressure)
-        vars(self)["batching"] = Batching(*own, cuts_prompts=True, slots_by_budget=False)
+        facts = (self.work_conserving, self.phases, self.own_budget, self.back_pressure)
+        vars(self)["batching"] = Batching(*facts, cuts_prompts=True, slots_by_budget=False)
 
     @property
     def decode_first(self) -> bool:
@@ -123,7 +123,9 @@ class Policy(OwnFunction, Scheduler):
         """Return for which tokens a running request surely has memory."""
         if memory is None or memory.admission == "optimistic":
             return "computed"
-        return "completion" if memory.admission == "completion" else "prefill"
+        if memory.admission == "completion":
+            return "completion"
+        return "prefill"
 
     @functools.cached_property
     def reads(self) -> frozenset[str]:
@@ -164,9 +166,9 @@ class Policy(OwnFunction, Scheduler):
         """
         if isinstance(params, str | Mapping) or not isinstance(params, Iterable):
             flags = params if isinstance(params, Mapping) else ()
-            said = next(filter(None, (explained(str(flag)) for flag in flags)), "give a list")
+            hint = next(filter(None, (explained(str(flag)) for flag in flags)), "give a list")
             raise InputError(
-                f"policy_params is {checks.shown(params)}, but {self.name} takes numbers; {said}"
+                f"policy_params is {checks.shown(params)}, but {self.name} takes numbers; {hint}"
             )
         numbers = [
             checks.number("a policy parameter", p, -1e300, 1e300, "", "policies compute with it")
@@ -174,20 +176,20 @@ class Policy(OwnFunction, Scheduler):
         ]
         if self.takes is None:
             return self, numbers
-        wanted = " and ".join(self.takes) or "no parameters"
+        takes = " and ".join(self.takes) or "no parameters"
         if len(numbers) > len(self.takes):
             raise InputError(
-                f"policy_params has {len(numbers)} numbers, but {self.name} takes {wanted}; leave "
+                f"policy_params has {len(numbers)} numbers, but {self.name} takes {takes}; leave "
                 "out the rest"
             )
         if min(numbers, default=0.0) < 0:
             raise InputError(
-                f"policy_params has {min(numbers):g}, but {self.name} takes {wanted}; none is "
+                f"policy_params has {min(numbers):g}, but {self.name} takes {takes}; none is "
                 "below 0"
             )
         if self.rising and (0 in numbers or numbers != sorted(numbers)):
             raise InputError(
-                f"policy_params is {numbers}, but must be {wanted}, above 0 and not falling; mend "
+                f"policy_params is {numbers}, but must be {takes}, above 0 and not falling; mend "
                 "them"
             )
         return self, numbers

@@ -122,7 +122,9 @@ class Pool(Checked):
         """What tables call its order: that between stages, or ``priority`` where each server goes
         by the priorities of requests.
         """
-        return self.server.order if self.order.name == "fcfs" else self.order.name
+        if self.order.name == "fcfs":
+            return self.server.order
+        return self.order.name
 
     @property
     def work_conserving(self) -> bool | None:
@@ -137,7 +139,9 @@ class Pool(Checked):
         known = {server.policy.batching.work_conserving for server in servers}
         if False in known:
             return False
-        return None if None in known else True
+        if None in known:
+            return None
+        return True
 
     def repeats(self, server: Server) -> bool:
         """Whether a batch of all that decode at such a server is followed by the same one while

@@ -31,7 +31,7 @@ def names_for(prefixes: Prefixes, servers: Iterable[Server]) -> Prefixes:
     if not sizes and not _divides(size, pages):
         size = min(pages)
     if len(sizes) > 1 or not _divides(size, pages):
-        several = " and ".join(f"{each:,}" for each in sorted(sizes | pages))
+        several = " and ".join(f"{tokens:,}" for tokens in sorted(sizes | pages))
         raise InputError(
             f"prefixes are cached in blocks of {several} tokens, but hash ids name blocks of one "
             "size; give all servers that block_size, or set prefix_caching to false"

@@ -93,8 +93,8 @@ def prefix(replicas, request, params):  # type: ignore[no-untyped-def]
     most = replicas[fullest, SEEN_REQUESTS] + replicas[fullest, SEEN_SENT]
     if most > least + spill and most > times * least:
         return emptiest
-    found = replicas[best, SEEN_CACHED]
-    return best if found > 0 and found >= match * request[ASKED_PROMPT] else emptiest
+    cached = replicas[best, SEEN_CACHED]
+    return best if cached > 0 and cached >= match * request[ASKED_PROMPT] else emptiest
 
 
 def scored(replicas, request, params):  # type: ignore[no-untyped-def]

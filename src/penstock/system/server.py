@@ -200,8 +200,8 @@ class Server(Checked):
         memory = self.memory
         if memory is None or memory.prefix_caching is not None:
             return memory is not None and memory.prefix_caching is True
-        wanted = memory.names_known or self.policy.queue.goes_by_cache
-        return wanted and self.why_no_cache is None
+        useful = memory.names_known or self.policy.queue.goes_by_cache
+        return useful and self.why_no_cache is None
 
     def serving(self, names: bool) -> "Server":
         """Return the server as it serves prompts of which it is known what they have in common
@@ -263,7 +263,9 @@ class Server(Checked):
         if self.max_batch_size is not None or not self.policy.batching.slots_by_budget:
             return self.max_batch_size
         # Where all that run decode at once, more of them would make larger batches.
-        return self.token_budget if self.policy.batching.decodes_beyond else self.filling_requests
+        if self.policy.batching.decodes_beyond:
+            return self.token_budget
+        return self.filling_requests
 
     @property
     def filling_requests(self) -> int:
@@ -373,7 +375,9 @@ class Server(Checked):
     @property
     def spare_blocks(self) -> int:
         """Blocks that even an admission to an empty server leaves free."""
-        return self.watermark_blocks if self.policy.memory.watermark_alone else 0
+        if self.policy.memory.watermark_alone:
+            return self.watermark_blocks
+        return 0
 
     @property
     def holds(self) -> Holds:
@@ -415,10 +419,10 @@ def _memory(
     if block_size is not None and kv_blocks is None and kv_tokens is None:
         raise InputError(
             f"block_size is {checks.shown(block_size)} without kv_blocks or kv_tokens, so it "
-            "divides nothing; give one "
-            "of them, or the block_size in memory"
+            "divides nothing; give one of them, or the block_size in memory"
         )
-    block_size = usual if block_size is None else block_size
+    if block_size is None:
+        block_size = usual
     names = [
         name
         for name, value in (("memory", memory), ("kv_blocks", kv_blocks), ("kv_tokens", kv_tokens))
@@ -432,16 +436,16 @@ def _memory(
         )
     if kv_blocks is not None:
         return Memory(kv_blocks, block_size)
-    return Memory.of_tokens(kv_tokens, block_size) if kv_tokens is not None else memory
+    if kv_tokens is not None:
+        return Memory.of_tokens(kv_tokens, block_size)
+    return memory
 
 
 def with_kv_tokens(server: Server, tokens: int) -> Server:
     """Return a server with KV memory of so many tokens, its rules and blocks as they are."""
-    size = server.policy.memory.block_size if server.memory is None else server.memory.block_size
-    memory = Memory.of_tokens(tokens, size)
-    if server.memory is not None:
-        memory = dataclasses.replace(server.memory, blocks=memory.blocks)
-    return dataclasses.replace(server, memory=memory, gpu=None)
+    rules = server.memory or Memory(1, server.policy.memory.block_size)
+    blocks = Memory.of_tokens(tokens, rules.block_size).blocks
+    return dataclasses.replace(server, memory=dataclasses.replace(rules, blocks=blocks), gpu=None)
 
 
 def _memory_of_gpu(
@@ -451,8 +455,7 @@ def _memory_of_gpu(
     if rules is not None and not rules.estimated:
         raise InputError(
             f"gpu and a memory of {rules.blocks:,} blocks (memory, kv_blocks or kv_tokens) both "
-            "say how large KV "
-            "memory is; give one of them"
+            "say how large KV memory is; give one of them"
         )
     engine = gpu.engine if policy.memory.gpu_rule is None else policy
     if engine is None:

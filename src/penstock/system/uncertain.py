@@ -49,22 +49,22 @@ class Seen:
 
     def beyond(self, policy: str, prompt: float, output: float, running: float) -> list[str]:
         """Say what no row has seen: the policy, mean lengths, the most that run at its limit."""
-        said = []
+        gaps = []
         if policy != self.policy:
-            said.append(f"no row was of {policy}, all were of {self.policy}")
+            gaps.append(f"no row was of {policy}, all were of {self.policy}")
         for what, value, (low, high) in (
             ("prompts", prompt, self.prompt),
             ("outputs", output, self.output),
         ):
             if not low / _NEAR <= value <= high * _NEAR:
                 rows = f"{low:,.0f} to {high:,.0f}" if round(low) < round(high) else f"{high:,.0f}"
-                said.append(f"{what} have {value:,.0f} tokens, those of the rows {rows}")
+                gaps.append(f"{what} have {value:,.0f} tokens, those of the rows {rows}")
         if running > _NEAR * self.running:
-            said.append(
+            gaps.append(
                 f"up to {running:,.0f} requests run at the limit, in no row more than "
                 f"{self.running:,.0f} did"
             )
-        return said
+        return gaps
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as a batch-time file holds it."""
@@ -178,8 +178,8 @@ class Uncertainty:
         draws = self.draws(_DRAWS)
         noise = np.random.default_rng(1).permutation(_normal_quantiles(len(draws))) * self.noise
         return [
-            self.moved(batch_time, change).scaled(math.exp(more))
-            for change, more in zip(draws, noise.tolist(), strict=True)
+            self.moved(batch_time, change).scaled(math.exp(shift))
+            for change, shift in zip(draws, noise.tolist(), strict=True)
         ]
 
     def moved(self, batch_time: Composition, change: Floats) -> Composition:

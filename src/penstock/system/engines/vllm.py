@@ -202,8 +202,8 @@ class Vllm(Engine):
     @property
     def kernel_numbers(self) -> tuple[float, ...]:
         """For each draft the share of decodes of which it is accepted."""
-        each = self.acceptance * (self.drafts if len(self.acceptance) == 1 else 1)
-        return tuple(itertools.accumulate(each, operator.mul)) if self.drafts else (0.0,)
+        chances = self.acceptance * (self.drafts if len(self.acceptance) == 1 else 1)
+        return tuple(itertools.accumulate(chances, operator.mul)) if self.drafts else (0.0,)
 
     def most_tokens(self, token_budget: int, most_requests: int | None) -> int:
         """Return the most tokens that a batch can have: those beside the slots of one request."""

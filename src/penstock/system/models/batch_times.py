@@ -101,18 +101,18 @@ class LayerTimes:
         shape, tp = self.shape, self.tensor_parallel
         few, many = np.array([_LONG]), np.array([2.0 * _LONG])
         if shape.latent is not None:
-            each = self._latent_prefill(np.array([_LONG]), np.array([0.0]))
-            more = self._latent_prefill(np.array([_LONG]), np.array([_LONG**2]))
-            return float((more - each)[0] * shape.layers / _LONG**2)
+            near = self._latent_prefill(np.array([_LONG]), np.array([0.0]))
+            far = self._latent_prefill(np.array([_LONG]), np.array([_LONG**2]))
+            return float((far - near)[0] * shape.layers / _LONG**2)
         p = self.gpu.shares("prefill_attention")
         seconds = 0.0
         for kind in self.looking:
             heads = _arrays(kind.on_gpu(tp))
-            each, more = (
+            near, far = (
                 kernels.prefill_attention(self.gpu.sheet, p, few, pairs, *heads)
                 for pairs in (few * few, few * many)
             )
-            seconds += float(((more - each) / (few * (many - few)))[0]) * kind.layers
+            seconds += float(((far - near) / (few * (many - few)))[0]) * kind.layers
         return seconds
 
     def seconds_per_context(self) -> float:
@@ -146,8 +146,8 @@ class LayerTimes:
 
     def _gemm(self, precision: str, tokens: Floats, n: float, k: float) -> Floats:
         p = self.gpu.shares("gemm", precision)
-        flops, each = self._flops(precision), BYTES[precision]
-        return kernels.gemm(self.gpu.sheet, p, flops, each, tokens, *_arrays((n, k)))
+        flops, weight_bytes = self._flops(precision), BYTES[precision]
+        return kernels.gemm(self.gpu.sheet, p, flops, weight_bytes, tokens, *_arrays((n, k)))
 
     def _mlp(self, tokens: Floats, width: float) -> Floats:
         shape, part = self.shape, width / self.tensor_parallel
@@ -215,25 +215,25 @@ class LayerTimes:
             return self._latent_decode(np.array(_MANY), context)
         p = self.gpu.shares("decode_attention", self.numbers.kv)
         numbers = (_MANY, context, *kind.on_gpu(tp))
-        each = BYTES[self.numbers.kv]
-        return kernels.decode_attention(self.gpu.sheet, p, each, *_arrays(numbers))
+        kv_bytes = BYTES[self.numbers.kv]
+        return kernels.decode_attention(self.gpu.sheet, p, kv_bytes, *_arrays(numbers))
 
     # ------------------------------------------------------------------ latent attention
 
     def _latent_decode(self, tokens: Floats, context: float) -> Floats:
         shape, latent = self.shape, self.shape.latent
         assert latent is not None
-        kept = latent.kv_rank + latent.rope_dim
-        per_pair = shape.heads / self.tensor_parallel * 2.0 * (kept + latent.kv_rank)
-        return self._latent("latent_decode", tokens, tokens * context, kept, per_pair)
+        cached = latent.kv_rank + latent.rope_dim
+        per_pair = shape.heads / self.tensor_parallel * 2.0 * (cached + latent.kv_rank)
+        return self._latent("latent_decode", tokens, tokens * context, cached, per_pair)
 
     def _latent_prefill(self, tokens: Floats, pairs: Floats) -> Floats:
         shape, latent = self.shape, self.shape.latent
         assert latent is not None
-        kept = latent.kv_rank + latent.rope_dim
+        cached = latent.kv_rank + latent.rope_dim
         wide = latent.plain_dim + latent.rope_dim + latent.value_dim
         per_pair = shape.heads / self.tensor_parallel * 2.0 * wide
-        return self._latent("latent_prefill", tokens, pairs, kept, per_pair, read=tokens)
+        return self._latent("latent_prefill", tokens, pairs, cached, per_pair, read=tokens)
 
     def _latent(
         self,

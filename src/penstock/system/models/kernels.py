@@ -118,8 +118,8 @@ def decode_attention(
     moved = requests * context * 2.0 * kv_heads * head_dim * kv_bytes
     memory = moved / (sheet.bandwidth * p["memory"])
     alone = p["walk_ns"] * 1e-9 * context  # one request, which few units share
-    each = requests * heads * p["head_ns"] * 1e-9
-    return np.asarray(p["floor_us"] * 1e-6 + smooth(p["sharpness"], memory, alone) + each)
+    heads_s = requests * heads * p["head_ns"] * 1e-9
+    return np.asarray(p["floor_us"] * 1e-6 + smooth(p["sharpness"], memory, alone) + heads_s)
 
 
 def latent_attention(

@@ -129,9 +129,9 @@ def _kept(
             _refuse(name, f"modules {shown(each)}, which is no regular expression")
         at = re.search(r"layers\.(\d+)", each)
         near = [m for m in modules if not at or m.startswith(f"model.layers.{at[1]}.")]
-        found = {m for m in near if pattern.match(m) or pattern.match(f"language_model.{m}")}
+        matches = {m for m in near if pattern.match(m) or pattern.match(f"language_model.{m}")}
         outside = words["outside"].search(each) or (at and at[1] not in layers)
-        if not found and (each.startswith("dynamic") or not outside):
+        if not matches and (each.startswith("dynamic") or not outside):
             _refuse(name, f"modules {shown(each)} in 16 bits, which are none of those known")
-        stay |= found
+        stay |= matches
     return stay

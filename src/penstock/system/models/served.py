@@ -79,9 +79,9 @@ class ServedModel:
     @property
     def within(self) -> dict[str, float]:
         """Factors that nine of ten predictions are within, by measure; wider without kernels."""
-        more = 0.0 if self.gpu.measured else math.log(SHEET_ALONE)
+        unmeasured = 0.0 if self.gpu.measured else math.log(SHEET_ALONE)
         return {
-            name: float(f"{math.exp(math.hypot(math.log(factor), more)):.3g}")
+            name: float(f"{math.exp(math.hypot(math.log(factor), unmeasured)):.3g}")
             for name, factor in self.fit.within.items()
         }
 
@@ -105,25 +105,25 @@ class ServedModel:
     def caution(self) -> str:
         """How far off its batch times may be."""
         within, numbers = self.fit.within, self.numbers
-        said = (
+        text = (
             f"follow from the shape of {self.shape.name}, {self.taken}, and the kernels of "
             f"{self.gpu.name}; nobody measured them. Of {self.fit.points} points of "
             f"{self.fit.title} that were predicted so, nine of ten were within a factor of "
             f"{within['tpot']:g} in time per output token and {within['ttft']:g} in TTFT"
         )
         if self.gpu.measured and self.gpu.error("gemm", numbers.dense) is None:
-            said += f"; kernels in {numbers.dense} were not measured, others stand for them"
+            text += f"; kernels in {numbers.dense} were not measured, others stand for them"
         if self.shape.window > MOST_WINDOW:
-            said += "; layers with a sliding window are timed as if they looked at all tokens"
+            text += "; layers with a sliding window are timed as if they looked at all tokens"
         if not self.gpu.measured:
-            said += (
+            text += (
                 "; but of this GPU only the sheet is known, not its kernels. So taken, nine of ten "
                 f"batch times of measured GPUs are within a factor of {SHEET_ALONE:g} of theirs: "
                 f"{self.within['tpot']:g} and {self.within['ttft']:g} together"
             )
         if self.engine not in engine_fits():
-            said += f"; the host of {self.engine} is taken for {self.fit.title}'s"
-        return said
+            text += f"; the host of {self.engine} is taken for {self.fit.title}'s"
+        return text
 
 
 def served_model(
