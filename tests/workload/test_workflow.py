@@ -458,7 +458,7 @@ def test_means_of_jobs_too_long_to_draw_are_still_exact_without_limits():
         ({"a": Stage("p", -1, 1)}, "the prompt of stage 'a' of agent is -1, but must be a whole number from 0 to 16"),
         ({"a": Stage("p", "rest", 1)}, "the prompt of stage 'a' of agent is 'rest', but must be"),
         ({"a": Stage("p", 1, 2.5)}, "the output of stage 'a' of agent is 2.5, but must be a whole number"),
-        ({"a": call(join="yes")}, "join of stage 'a' of agent is 'yes', but must be true or false; mend it"),
+        ({"a": call(join="yes")}, "join of stage 'a' of agent is 'yes', but must be true or false; give one"),
         ({"a": call(delay_ms=-1)}, "delay_ms of stage 'a' of agent is -1, but must be a number from 0"),
         (
             {"a": call(delay_ms="400ms")},
