@@ -12,7 +12,12 @@ class Columns:
 
     def where(self, chosen: Any) -> Self:
         """Return some of the rows, by their places or a mask."""
-        columns = {name: value[chosen] for name, value in self.columns()}
+        columns = {}
+        for name, value in self.columns():
+            if isinstance(value, Columns):
+                columns[name] = value.where(chosen)
+            else:
+                columns[name] = value[chosen]
         return dataclasses.replace(self, **columns)  # type: ignore[type-var]
 
     @classmethod

@@ -7,13 +7,14 @@ share; a join closes it when all have come.
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
+from penstock.inputs.columns import Columns
 from penstock.workload.jobs import Jobs
 from penstock.workload.lengths import LONGEST, Length
 from penstock.workload.routes import Routes
@@ -61,19 +62,17 @@ def drawn(tokens: Tokens, rng: np.random.Generator, of_job: Ints, jobs: Ints) ->
     return of_job[jobs] - (tokens == "rest")
 
 
-class Context(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Context(Columns):
     """What requests go on with."""
 
     tokens: Ints
     holder: Ints  # the request whose replica has it in memory, -1 if there is none
-    held: Ints  # how many tokens of it
-
-    def of(self, places: Ints) -> "Context":
-        """Return that of some of them, by their places."""
-        return Context(self.tokens[places], self.holder[places], self.held[places])
+    stored: Ints  # how many tokens of it are there
 
 
-class Wave(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Wave(Columns):
     """The tokens that make their next visit, by job; what the plan has no use for is None."""
 
     job: Ints
@@ -83,42 +82,22 @@ class Wave(NamedTuple):
     context: Context | None
     released_by: Ints | None  # prompt tokens of the request that releases it
 
-    def of(self, places: Ints) -> "Wave":
-        """Return some of them, by their places."""
-        context, optional = self.context, (self.frame, self.released_by)
-        frame, released_by = (None if each is None else each[places] for each in optional)
-        return Wave(
-            self.job[places], self.stage[places], self.pending[places], frame,
-            None if context is None else context.of(places), released_by,
-        )  # fmt: skip
-
 
 NONE = np.empty(0, np.int64)
 
 
-class Frames:
-    """Forks whose branches are under way, or were; a column of each, a place for each fork.
+@dataclasses.dataclass(eq=False)
+class Frames(Columns):
+    """Forks whose branches are under way, or were; a place for each."""
 
-    up: the frame around it. size, left: its branches, and those yet to come to the join. forked,
-    tokens: the context at the fork, and with what branches added. holder, held: of the branch that
-    came first. join: the request that waits for it.
-    """
-
-    columns = ("up", "size", "left", "forked", "tokens", "holder", "held", "join")
-
-    def __init__(self) -> None:
-        self.up = self.size = self.left = self.forked = self.tokens = self.holder = self.held = (
-            self.join
-        ) = NONE
-
-    def opened(self, up: Ints, size: Ints, context: Ints) -> Ints:
-        """Add frames; return their places."""
-        none = np.full(size.size, -1)
-        for name, new in zip(
-            self.columns, (up, size, size, context, context, none, none, none), strict=True
-        ):
-            setattr(self, name, np.concatenate([getattr(self, name), new]))
-        return np.arange(self.up.size - size.size, self.up.size)
+    outer: Ints  # the frame around it
+    size: Ints  # its branches
+    left: Ints  # branches that are yet to come to the join
+    forked: Ints  # tokens of the context at the fork
+    tokens: Ints  # of the context, with what branches added
+    holder: Ints  # as in `Context`, of the branch that came first
+    stored: Ints
+    join: Ints  # the request that waits for it
 
 
 def by_stage(stage: Ints) -> Iterator[tuple[int, slice | Ints]]:
@@ -176,53 +155,53 @@ class _Unfolding:
         self.transfers = any(plan.transfer_s)
         self.delays = any(plan.delay_s)
         self.forks = any(plan.routes.forks)
-        self.widest = (
-            max((len(targets) for targets in plan.routes.targets if targets), default=1)
-            if self.forks
-            else 1
-        )
+        self.widest = 1  # requests that the end of one releases at most
+        if self.forks:
+            self.widest = max(map(len, plan.routes.targets))
         self.is_fork, self.is_join = np.array(plan.routes.forks), np.array(plan.routes.joins)
         self.prefills = plan.prefills
-        self.frames = Frames()
+        self.frames = Frames(*[NONE] * 8)
         self.waves: list[dict[str, npt.NDArray[Any]]] = []
         self.requests = 0
         self.of_job = np.zeros(prompt.size, np.int64)
-        self.visits = np.zeros(
-            (prompt.size, len(plan.prompt) if plan.routes.limited else 0), np.int32
-        )
+        self.visits = np.zeros((prompt.size, len(plan.prompt) * plan.routes.limited), np.int32)
         self.released: list[tuple[Ints, Ints]] = []  # parent, child
-        self.joined: list[
-            tuple[Ints, Ints]
-        ] = []  # parent, frame of the fork that its branch belongs to
-        self.more: list[Ints] = []  # requests after which a sibling comes
+        # Parent, and the frame of the fork that its branch belongs to.
+        self.joined: list[tuple[Ints, Ints]] = []
+        self.before_siblings: list[Ints] = []  # requests after which a sibling comes
 
     def roots(self, jobs: int, begin: int | Ints) -> Wave:
         zero, none = np.zeros(jobs, np.int64), np.full(jobs, -1)
         if self.routes.limited:
             self.visits[np.arange(jobs), begin] = 1
-        frame = none if self.forks else None
-        released_by = zero if self.transfers else None
-        context = Context(zero, none, zero) if self.plan.context != "new" else None
-        return Wave(np.arange(jobs), np.full(jobs, begin), zero, frame, context, released_by)
+        wave = Wave(
+            np.arange(jobs), np.full(jobs, begin), zero, none, Context(zero, none, zero), zero
+        )
+        # What the plan has no use for is left out, here and so in all that follow.
+        if not self.forks:
+            wave = dataclasses.replace(wave, frame=None)
+        if not self.transfers:
+            wave = dataclasses.replace(wave, released_by=None)
+        if self.plan.context == "new":
+            wave = dataclasses.replace(wave, context=None)
+        return wave
 
     def visit(self, wave: Wave) -> tuple[Ints, Ints]:
         """Draw a request for each token; return their prompts, context included, and outputs."""
         plan, streams, size = self.plan, self.streams, wave.job.size
         prompt, output = np.empty(size, np.int64), np.empty(size, np.int64)
         coin = np.empty(size, np.uint32)
-        delay = np.zeros(size) if self.delays else None
+        delay = np.zeros(size)
         for stage, places in by_stage(wave.stage):
             jobs = wave.job[places]
             prompt[places] = drawn(plan.prompt[stage], streams.prompt[stage], self.job_prompt, jobs)
             output[places] = drawn(plan.output[stage], streams.output[stage], self.job_output, jobs)
             coin[places] = streams.coin[stage].integers(0, 2**32, jobs.size, np.uint32)
-            if delay is not None:
-                own = plan.delay_s[stage]
-                delay[places] = (
-                    own.sample(streams.delay[stage], jobs.size) / 1e3
-                    if isinstance(own, Length)
-                    else own
-                )
+            delay_s = plan.delay_s[stage]
+            if isinstance(delay_s, Length):
+                delay[places] = delay_s.sample(streams.delay[stage], jobs.size) / 1e3
+            else:
+                delay[places] = delay_s
         rows: dict[str, npt.NDArray[Any]] = {
             "job": wave.job,
             "stage": wave.stage,
@@ -230,7 +209,7 @@ class _Unfolding:
             "output": output,
             "coin": coin,
         }
-        if delay is not None:
+        if self.delays:
             rows["delay_s"] = delay
         if wave.released_by is not None:
             rows["transfer_s"] = np.array(plan.transfer_s)[wave.stage] * wave.released_by
@@ -244,7 +223,7 @@ class _Unfolding:
                     f"is {LONGEST:,}; shorten the requests, or limit loops with most_visits"
                 )
             rows["reuse"] = np.where(
-                prefills, np.minimum(wave.context.held, wave.context.tokens), 0
+                prefills, np.minimum(wave.context.stored, wave.context.tokens), 0
             )
             rows["holder"] = wave.context.holder
         rows["prompt"] = prompt
@@ -281,14 +260,16 @@ class _Unfolding:
         chosen = self._chosen(wave)
         flat = chosen.ravel()
         taken = np.flatnonzero(flat >= 0)
-        source = taken // self.widest if self.widest > 1 else taken
+        source = taken // self.widest
         rows = np.arange(self.requests - wave.job.size, self.requests)
         context = self._context_after(wave, prompt, output, rows)
         frame = self._frame_after(wave, chosen, context)
-        released_by = prompt if self.transfers else None
+        released_by = None
+        if self.transfers:
+            released_by = prompt
         one = np.ones(wave.job.size, np.int64)
-        going = Wave(wave.job, wave.stage, one, frame, context, released_by).of(source)
-        going = going._replace(stage=flat[taken])
+        going = Wave(wave.job, wave.stage, one, frame, context, released_by).where(source)
+        going = dataclasses.replace(going, stage=flat[taken])
         if going.frame is None:
             self.released.append((rows[source], self.requests + np.arange(source.size)))
             return going
@@ -334,7 +315,9 @@ class _Unfolding:
         reach = np.cumsum(np.diff(reach, prepend=0)[:, None] * room, axis=0)
         reach /= np.where(reach[-1] > 0, reach[-1], 1)
         certain = len(targets) == 1 and self.routes.reach[stage][0] == 1
-        share = np.zeros(jobs.size) if certain else self.streams.branch[stage].random(jobs.size)
+        share = np.zeros(jobs.size)
+        if not certain:
+            share = self.streams.branch[stage].random(jobs.size)
         choice: Ints = np.append(targets, -1)[
             np.minimum((reach <= share).sum(axis=0), targets.size)
         ]
@@ -355,10 +338,10 @@ class _Unfolding:
         """Return the context after each request; one without prompt leaves it where it was made."""
         if wave.context is None:
             return None
-        tokens, holder, held = wave.context
-        prefills = self.prefills[wave.stage]
-        after = np.where(prefills, prompt, tokens) + output
-        return Context(after, np.where(prefills, rows, holder), np.where(prefills, after, held))
+        before, prefills = wave.context, self.prefills[wave.stage]
+        after = np.where(prefills, prompt, before.tokens) + output
+        holder = np.where(prefills, rows, before.holder)
+        return Context(after, holder, np.where(prefills, after, before.stored))
 
     def _frame_after(self, wave: Wave, chosen: Ints, context: Context | None) -> Ints | None:
         """Return the innermost fork that is open after each request."""
@@ -367,15 +350,24 @@ class _Unfolding:
         size = np.count_nonzero(chosen >= 0, axis=1)
         forks = self.is_fork[wave.stage] & (size > 0)
         frame = wave.frame.copy()
-        tokens = np.zeros(wave.job.size, np.int64) if context is None else context.tokens
-        frame[forks] = self.frames.opened(frame[forks], size[forks], tokens[forks])
+        tokens = np.zeros(wave.job.size, np.int64)
+        if context is not None:
+            tokens = context.tokens
+        frame[forks] = self._opened(frame[forks], size[forks], tokens[forks])
         return frame
+
+    def _opened(self, outer: Ints, size: Ints, context: Ints) -> Ints:
+        """Open frames of so many branches; return their places."""
+        none, first = np.full(size.size, -1), self.frames.size.size
+        opened = Frames(outer, size, size, context, context, none, none, none)
+        self.frames = Frames.joined([self.frames, opened])
+        return np.arange(first, first + size.size)
 
     def _past_joins(self, going: Wave, frame: Ints, parent: Ints) -> Wave:
         """Hold back tokens at a join until the last branch is there; one of them goes on then."""
         waits = self.is_join[going.stage] & (frame >= 0)
         head = ~waits & (np.diff(parent, prepend=-1) != 0)
-        more = ~waits & (np.diff(parent, append=-1) == 0)
+        before_sibling = ~waits & (np.diff(parent, append=-1) == 0)
         stays = ~waits
         if waits.any():
             come = np.flatnonzero(waits)
@@ -384,10 +376,10 @@ class _Unfolding:
             going = self._closed(going, frame, closing)
         row = self.requests + np.cumsum(stays) - 1
         self.released.append((parent[head], row[head]))
-        self.more.append(row[more])
+        self.before_siblings.append(row[before_sibling])
         if waits.any():
             self.frames.join[frame[closing]] = row[closing]
-        return going.of(np.flatnonzero(stays))
+        return going.where(np.flatnonzero(stays))
 
     def _arrived(self, going: Wave, frame: Ints, parent: Ints, come: Ints) -> Ints:
         """Count the branches that have come; return the places of the last ones of their forks."""
@@ -398,9 +390,9 @@ class _Unfolding:
         if going.context is not None:
             np.add.at(frames.tokens, frame, going.context.tokens[come] - frames.forked[frame])
             first = frames.left[of] == frames.size[of]
-            _, frames.holder[of[first]], frames.held[of[first]] = going.context.of(
-                come[earliest[first]]
-            )
+            came_first = going.context.where(come[earliest[first]])
+            frames.holder[of[first]] = came_first.holder
+            frames.stored[of[first]] = came_first.stored
         frames.left[of] -= counts
         return np.sort(latest[frames.left[of] == 0])
 
@@ -408,15 +400,16 @@ class _Unfolding:
         """Return tokens that leave a join in the frame around it, with all branches' context."""
         frames, of = self.frames, frame[closing]
         pending, around = going.pending.copy(), frame.copy()
-        pending[closing], around[closing] = frames.size[of], frames.up[of]
+        pending[closing], around[closing] = frames.size[of], frames.outer[of]
         context = going.context
         if context is not None:
-            context = Context(*(column.copy() for column in context))
-            for column, closed in zip(
-                context, (frames.tokens, frames.holder, frames.held), strict=True
-            ):
-                column[closing] = closed[of]
-        return going._replace(pending=pending, frame=around, context=context)
+            tokens, holder, stored = (
+                column.copy() for column in (context.tokens, context.holder, context.stored)
+            )
+            tokens[closing], holder[closing] = frames.tokens[of], frames.holder[of]
+            stored[closing] = frames.stored[of]
+            context = Context(tokens, holder, stored)
+        return dataclasses.replace(going, pending=pending, frame=around, context=context)
 
     def table(self, arrival_s: Seconds) -> Jobs:
         """Put the requests in order of job, then of visit."""
@@ -442,7 +435,7 @@ class _Unfolding:
                 np.append(parents, waiting),
                 np.append(children, self.frames.join[frame]),
             )
-        more = np.concatenate([NONE, *self.more])
+        elder = np.concatenate([NONE, *self.before_siblings])
         reuse, context = np.zeros((2, self.requests), np.int32)
         if self.plan.context == "reuse":
             reuse = column("reuse", np.int32)
@@ -455,7 +448,7 @@ class _Unfolding:
             output=column("output", np.int32),
             reuse=reuse, context=context, delay_s=column("delay_s", np.float64),
             pending=column("pending", np.int32),
-            child=offset(children, parents), sibling=offset(more + 1, more),
+            child=offset(children, parents), sibling=offset(elder + 1, elder),
             coin=column("coin", np.uint32), sender=self._senders(offset, children, parents),
             transfer_s=column("transfer_s", np.float64) if self.transfers else None,
         )  # fmt: skip
