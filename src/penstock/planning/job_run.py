@@ -26,7 +26,6 @@ from penstock.system.pool import MOST_REPLICAS
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
 from penstock.workload.arrivals import BLOCK
-from penstock.workload.drawing import at_random
 from penstock.workload.jobs import Requests
 from penstock.workload.lengths import Recorded, Tokens
 from penstock.workload.workload import Workload
@@ -141,7 +140,7 @@ class Job(Checked):
             alike = 1 if self.online is None else self.runs
             return ((lengths.prompt_tokens, lengths.output_tokens),) * alike
         draws = (np.random.default_rng((seed, 8, run)) for run in range(self.runs))
-        return tuple(at_random(lengths).sample(draw, self.requests) for draw in draws)
+        return tuple(lengths.at_random().sample(draw, self.requests) for draw in draws)
 
     def likely(self, server: Server, work: float) -> int:
         """Return the replicas that such work and online traffic take in the long run, at least."""

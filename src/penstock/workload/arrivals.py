@@ -63,6 +63,11 @@ class Arrivals(abc.ABC):
     def with_rate(self, rate: float) -> Self:
         """Return the same pattern, sped up or slowed down to a rate."""
 
+    @property
+    def doubts(self) -> list[str]:
+        """What its times look like that are no arrival times."""
+        return []
+
     words: ClassVar[str] = "arrivals"
     """What it is, in a few words."""
 

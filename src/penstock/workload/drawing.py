@@ -12,7 +12,7 @@ from penstock.errors import InputError
 from penstock.inputs.arrays import Floats, Ints
 from penstock.workload.arrivals import BLOCK
 from penstock.workload.jobs import Jobs, Requests
-from penstock.workload.lengths import LONGEST, Empirical, Lengths, Recorded
+from penstock.workload.lengths import LONGEST, Empirical, Lengths
 from penstock.workload.means import MOST_SAMPLED
 from penstock.workload.stage import Stage, released
 from penstock.workload.unfold import Plan, Streams, Tokens, requests_of, unfold
@@ -67,15 +67,6 @@ _REQUESTS = 2**18  # to be unfolded at a time, about; so many fit a cache
 _FEWEST_AT_A_TIME = 128  # jobs, however long they are: the time goes by visits, not by jobs
 MOST_REQUESTS_OF_JOB = 2**14
 """On average: what `_FEWEST_AT_A_TIME` of them hold fits the memory, and is drawn in seconds."""
-
-
-def at_random(lengths: Lengths) -> Lengths:
-    """Return lengths that come with jobs, drawn at random, recorded or not."""
-    return (
-        Empirical(lengths.prompt_tokens, lengths.output_tokens)
-        if isinstance(lengths, Recorded)
-        else lengths
-    )
 
 
 @dataclasses.dataclass(frozen=True)

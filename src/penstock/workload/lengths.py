@@ -393,6 +393,8 @@ class Lengths(abc.ABC):
     """Longest prompt, tokens; None: no limit but `LONGEST`."""
     max_output: int | None
     """Longest output, tokens; None: no limit but `LONGEST`."""
+    rows: int | None = None
+    """How many requests were recorded, to be taken in order; None: they are drawn without end."""
     min_prompt: int = 1
     """Shortest prompt, or a lower limit of it, tokens."""
     min_output: int = 1
@@ -401,6 +403,10 @@ class Lengths(abc.ABC):
     @abc.abstractmethod
     def sample(self, rng: np.random.Generator, size: int) -> tuple[Tokens, Tokens]:
         """Draw (prompt, output) tokens of so many requests."""
+
+    def at_random(self) -> "Lengths":
+        """Return the same lengths, drawn at random if they are recorded."""
+        return self
 
 
 @dataclasses.dataclass(frozen=True)
@@ -492,6 +498,14 @@ class Recorded(Empirical):
     """Recorded requests, to be taken in their own order, once."""
 
     iid = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        settle(self, rows=self.prompt_tokens.size)
+
+    def at_random(self) -> Empirical:
+        """Return the same rows, drawn at random."""
+        return Empirical(self.prompt_tokens, self.output_tokens)
 
 
 def checked_lengths(name: str, tokens: npt.ArrayLike) -> Tokens:

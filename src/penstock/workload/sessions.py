@@ -81,7 +81,7 @@ class Sessions:
     @property
     def front(self) -> list[str]:
         """What to know of recorded sessions before an answer is read."""
-        return self.arrivals.doubts if isinstance(self.arrivals, Replay) else []
+        return self.arrivals.doubts
 
     @property
     def rate(self) -> float:

@@ -11,7 +11,7 @@ from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.inputs.arrays import Floats, Ints
 from penstock.words import counted
-from penstock.workload.drawing import Beginnings, Drawing, at_random, inherited
+from penstock.workload.drawing import Beginnings, Drawing, inherited
 from penstock.workload.jobs import MOST_JOBS, Jobs, checked_seed, first_jobs
 from penstock.workload.lengths import Length
 from penstock.workload.means import MOST_SAMPLED, Means, Sample, sampled_jobs
@@ -127,9 +127,7 @@ class Workflow:
     @classmethod
     def single(cls, workload: Workload, pool: str, *, name: str | None = None) -> Self:
         """Return a workflow of one stage, ``call``: the requests of the workload as they are."""
-        return cls(
-            workload.name if name is None else name, workload, {"call": Stage(pool, "job", "job")}
-        )
+        return cls(name or workload.name, workload, {"call": Stage(pool, "job", "job")})
 
     @classmethod
     def by_length(
@@ -155,7 +153,7 @@ class Workflow:
                 "such as {'short': 2000, 'long': None}"
             )
         stages = {pool: Stage(pool, "job", "job") for pool in pools}
-        return cls(workload.name if name is None else name, workload, stages, first=pools)
+        return cls(name or workload.name, workload, stages, first=pools)
 
     @classmethod
     def disaggregated(
@@ -191,7 +189,7 @@ class Workflow:
             decode, 0, "rest", delay_ms=transfer_ms, transfer_ms_per_token=transfer_ms_per_token
         )
         stages = {"prefill": Stage(prefill, "job", 1, then="decode"), "decode": decoding}
-        return cls(workload.name if name is None else name, workload, stages)
+        return cls(name or workload.name, workload, stages)
 
     @property
     def rate(self) -> float:
@@ -355,7 +353,7 @@ class Workflow:
         edges = [released(stage) for stage in self.stages.values()]
         shares = (1.0,)
         if len(self.begins) > 1:
-            prompts, _ = at_random(self.arrivals.lengths).sample(
+            prompts, _ = self.arrivals.lengths.at_random().sample(
                 np.random.default_rng((0, 5)), MOST_SAMPLED
             )
             counts = np.bincount(self._begins.places(prompts), minlength=len(self.stages))
@@ -378,7 +376,7 @@ class Workflow:
 
     @functools.cached_property
     def _drawing(self) -> Drawing:
-        return Drawing(self.name, self._plan, self._begins, at_random(self.arrivals.lengths))
+        return Drawing(self.name, self._plan, self._begins, self.arrivals.lengths.at_random())
 
     @functools.cached_property
     def _means(self) -> Means:

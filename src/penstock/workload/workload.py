@@ -21,7 +21,6 @@ from penstock.workload import arrivals as processes
 from penstock.workload.arrivals import Arrivals, Replay
 from penstock.workload.jobs import Jobs, Requests
 from penstock.workload.lengths import (
-    Empirical,
     Length,
     Lengths,
     Recorded,
@@ -84,7 +83,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         _seeds(self.seed)  # or refused
-        rows = self.lengths.prompt_tokens.size if isinstance(self.lengths, Recorded) else 0
+        rows = self.rows or 0
         if self.prefixes is not None and self.prefixes.rows != rows:
             raise InputError(
                 f"{self.name} has hash ids of {self.prefixes.rows:,} recorded requests, but "
@@ -310,7 +309,7 @@ class Workload:
                     f"arrivals {arrivals!r} draw requests at random, but {self.name} has declared "
                     "outputs of its own; use arrivals 'scaled', or `with_declared` a distribution"
                 )
-            lengths = Empirical(lengths.prompt_tokens, lengths.output_tokens)
+            lengths = lengths.at_random()
         process = kinds[arrivals](rate) if cv is None else processes.GammaRenewal(rate, cv)
         notices = self.notices
         if self.prefixes is not None:
@@ -331,8 +330,9 @@ class Workload:
     @property
     def front(self) -> list[str]:
         """What to know of recorded requests before an answer is read."""
-        times = self.arrivals.doubts if isinstance(self.arrivals, Replay) else []
-        return [*self.doubts, *times]
+        if self.arrivals is None:
+            return [*self.doubts]
+        return [*self.doubts, *self.arrivals.doubts]
 
     @property
     def rate(self) -> float:
@@ -359,7 +359,7 @@ class Workload:
     @property
     def rows(self) -> int | None:
         """Number of requests there are, or None where they never end."""
-        return self.lengths.prompt_tokens.size if isinstance(self.lengths, Recorded) else None
+        return self.lengths.rows
 
     @property
     def mean_prompt(self) -> float:
@@ -385,10 +385,9 @@ class Workload:
 
     def describe(self) -> str:
         """Say in a few words what arrives."""
-        return (
-            f"{self.name}: "
-            f"{self.arrivals.describe() if self.arrivals else 'lengths without arrival times'}"
-        )
+        if self.arrivals is None:
+            return f"{self.name}: lengths without arrival times"
+        return f"{self.name}: {self.arrivals.describe()}"
 
     def blocks(self) -> Iterator[Requests]:
         """Yield the requests, a block at a time, for ever or until a recording ends."""
@@ -523,13 +522,14 @@ class ClosedLoop(Workload):
     def at_rate(self, rate: float) -> Workload:
         """Return the same requests, which come at a rate and wait for no answer."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(Workload)}
-        times = None if self.rows is None else np.arange(self.rows) / rate
-        arrivals = processes.Poisson(rate) if times is None else Replay(times)
+        arrivals: Arrivals = processes.Poisson(rate)
+        if self.rows is not None:
+            arrivals = Replay(np.arange(self.rows) / rate)
         return Workload(**fields | {"arrivals": arrivals})
 
     def _times(self, rng: np.random.Generator) -> Iterator[npt.NDArray[np.float64]]:
         """Yield zeros: a request may be sent as soon as there is a client for it."""
-        left = math.inf if self.rows is None else self.rows
+        left = self.rows or math.inf
         while left > 0:
             yield np.zeros(int(min(processes.BLOCK, left)))
             left -= processes.BLOCK
