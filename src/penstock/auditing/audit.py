@@ -148,7 +148,7 @@ def audit(run: Run) -> Audit:
     idle = _idle_since(run, r)
     return Audit(
         feasible=findings.count == 0,
-        violations=tuple(findings.kept),
+        violations=tuple(findings.sentences),
         n_violations=findings.count,
         paper=work_conservation(r, supply, lambda s: (s >= budget) & (r.load < budget)),
         strong=work_conservation(r, supply, lambda s: r.load < np.minimum(s, budget)),
@@ -163,16 +163,16 @@ class _Findings:
 
     def __init__(self) -> None:
         self.count = 0
-        self.kept: list[str] = []
+        self.sentences: list[str] = []
 
     def note(self, columns: dict[str, Ints], rules: dict[str, Bools]) -> None:
         """Add a sentence, filled in from the columns, for each place that breaks its rule."""
         for sentence, broken in rules.items():
             indices = np.flatnonzero(broken)
             self.count += indices.size
-            self.kept += [
+            self.sentences += [
                 sentence.format(**{name: column[i] for name, column in columns.items()})
-                for i in indices[: MOST_KEPT - len(self.kept)]
+                for i in indices[: MOST_KEPT - len(self.sentences)]
             ]
 
 
@@ -229,7 +229,7 @@ def _check_batches(run: Run, rows: Ints, r: Replay, findings: _Findings) -> None
         "decode tokens": np.bincount(r.batch, r.decode, m),
     }
     budget = _token_limits(server, sums["prefill tokens"] > 0)
-    limit = server.most_requests
+    limit = server.most_requests or m + r.request.size  # that there are
     free = np.append(0, r.end)[:m]
     expected, error = _ticks(run, r, requests)
     off = np.abs(r.end - r.start - expected)
@@ -245,7 +245,7 @@ def _check_batches(run: Run, rows: Ints, r: Replay, findings: _Findings) -> None
     rules = {
         which + "has {load} tokens, over the budget of {budget} (eq:batch-constraint)": r.load
         > budget,
-        which + over: counted > (m + r.request.size if limit is None else limit),
+        which + over: counted > limit,
         which + "starts before the one ahead ends at tick {free} (batch)": r.start < free,
         which + "takes {ticks} ticks for {load} tokens instead of {expected} (batch)": off > error,
     }
@@ -261,9 +261,10 @@ def _check_batches(run: Run, rows: Ints, r: Replay, findings: _Findings) -> None
 def _token_limits(server: Server, prefills: Bools) -> Ints:
     """Return the most tokens of each batch: the budget, beyond which some engines decode."""
     policy = server.policy
-    bounded = prefills if policy.batching.decodes_beyond else np.ones_like(prefills)
-    most = policy.most_prefill(server.token_budget)
-    return np.asarray(np.where(bounded, most, server.most_tokens), np.int64)
+    most = np.full(prefills.size, policy.most_prefill(server.token_budget), np.int64)
+    if policy.batching.decodes_beyond:
+        most[~prefills] = server.most_tokens
+    return most
 
 
 def _ticks(run: Run, r: Replay, requests: Ints) -> tuple[Ints, Ints]:
@@ -290,8 +291,10 @@ def _check_memory(server: Server, r: Replay, findings: _Findings) -> None:
     """Check the blocks that requests hold in each batch, as far as they are certain."""
     if server.memory is None or server.usable_blocks is None:
         return
-    blocks = r.over(-(-r.held // server.memory.block_size), r.batch, r.until)
-    reserved = ", reserved to completion" if server.holds == "completion" else ""
+    blocks = r.over(-(-r.stored // server.memory.block_size), r.batch, r.until)
+    reserved = ""
+    if server.holds == "completion":
+        reserved = ", reserved to completion"
     sentence = (
         f"batch {{b}} (tick {{start}}) holds {{blocks}} KV blocks{reserved}, of "
         f"{server.usable_blocks} (memory)"
@@ -315,7 +318,7 @@ def _check_times(run: Run, rows: Rows, r: Replay, findings: _Findings) -> None:
             "(times)"
         )
         findings.note({"i": np.arange(n), "was": was, "due": due}, {sentence: was != due})
-    times = np.zeros(n, np.int64) if rows.preemptions is None else rows.preemptions
+    times = rows.preempted
     sentence = (
         "request {i}: its allocations cannot come from the {times} preemptions that it records "
         "(preemption)"

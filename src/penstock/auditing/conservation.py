@@ -87,9 +87,11 @@ def work_conservation(
     r: Replay, supply: Ints | None, short: Callable[[Ints], Bools]
 ) -> Conservation:
     """Return whether no batch is ``short`` of its supply, and the first that is."""
-    breaches = np.flatnonzero(short(supply)) if supply is not None else np.empty(0, np.int64)
-    if supply is None or not breaches.size:
-        return Conservation(None if supply is None else True, 0, None)
+    if supply is None:
+        return Conservation(None, 0, None)
+    breaches = np.flatnonzero(short(supply))
+    if not breaches.size:
+        return Conservation(True, 0, None)
     b = int(breaches[0])
     return Conservation(
         False, breaches.size, Shortfall(b, int(r.start[b]), int(r.load[b]), int(supply[b]))

@@ -31,7 +31,7 @@ class Account(NamedTuple):
     """A history that explains a request's allocations, and what all such histories agree on."""
 
     again: list[bool]  # which allocations begin anew
-    held: list[int]  # tokens, at least, that it has memory for during each
+    stored: list[int]  # tokens, at least, that it has memory for during each
     stays: list[bool]  # whether it surely keeps that until its next allocation
 
 
@@ -45,10 +45,16 @@ class _State(NamedTuple):
     times: int
     first: int  # the allocation that yielded the first output; -1: none yet
 
+    def first_by(self, allocation: int) -> int:
+        """Return the allocation that yielded the first output, once this one yields an output."""
+        if self.first >= 0:
+            return self.first
+        return allocation
+
 
 def story(server: Server, rows: Rows, request: int) -> Story:
     """Return what the record says of a request."""
-    extra = 1 if server.convention == "engine" else 0
+    extra = int(server.convention == "engine")
     prompt, output = int(rows.prompt_tokens[request]), int(rows.output_tokens[request])
     return Story(
         prompt=prompt,
@@ -58,7 +64,7 @@ def story(server: Server, rows: Rows, request: int) -> Story:
         holds_prefill=server.holds == "prefill",
         first_token=int(rows.first_token[request]),
         finish=int(rows.finish[request]),
-        preemptions=int(rows.preemptions[request]) if rows.preemptions is not None else 0,
+        preemptions=int(rows.preempted[request]),
     )
 
 
@@ -71,6 +77,7 @@ def explain(
     record: Story, prefill: list[int], decode: list[int], ends: list[int]
 ) -> Account | None:
     """Find the histories that explain a request's allocations, in order; None: there is none."""
+    # Forward, all states that its allocations may have led to, one layer after each of them.
     start = _State(record.prompt, 0, 0, -1)
     layers: list[dict[_State, list[tuple[_State, bool]]]] = [{start: []}]
     for j, (x, y) in enumerate(zip(prefill, decode, strict=True)):
@@ -83,37 +90,39 @@ def explain(
                     continue
                 layer.setdefault(following, []).append((state, again))
         layers.append(layer)
+
+    # Backward, from the ends that fit the record: what all ways there have in common.
     possible = {state for state in layers[-1] if _explains(record, state, ends)}
     if not possible:
         return None
     chosen = next(state for state in layers[-1] if state in possible)
     anew: list[bool] = []
-    held: list[int] = []
+    stored: list[int] = []
     stays = [True]
     for layer in reversed(layers[1:]):
-        held.append(min(_held(record, state) for state in possible))
+        stored.append(min(_tokens_held(record, state) for state in possible))
         came = [(state, step) for state in possible for step in layer[state]]
         stays.append(not any(step[1] for _, step in came))
         chosen, again = layer[chosen][0]
         anew.append(again)
         possible = {step[0] for _, step in came}
     # Before the first there is nothing to keep.
-    return Account(anew[::-1], held[::-1], stays[:-1][::-1])
+    return Account(anew[::-1], stored[::-1], stays[:-1][::-1])
 
 
 def at_once(record: Story, prefill: list[int], decode: list[int]) -> Account:
     """Return a history for a senseless record: a request begins anew where nothing else can be."""
     target, prefilled, done = record.prompt, 0, 0
     again: list[bool] = []
-    held: list[int] = []
+    stored: list[int] = []
     for x, y in zip(prefill, decode, strict=True):
         anew = x > 0 and prefilled >= target and done < record.total
         if anew:
             target, prefilled, done = done + record.extra, 0, 0
         again.append(anew)
         prefilled, done = prefilled + x, done + x + y
-        held.append(done)
-    return Account(again, held, [not anew for anew in again[1:]] + [True])
+        stored.append(done)
+    return Account(again, stored, [not anew for anew in again[1:]] + [True])
 
 
 def _steps(record: Story, state: _State, x: int, y: int, j: int) -> list[tuple[_State, bool]]:
@@ -122,18 +131,16 @@ def _steps(record: Story, state: _State, x: int, y: int, j: int) -> list[tuple[_
     if x == 0:
         if y != 1 or not decodes or state.done >= record.total:
             return []
-        return [
-            (_State(0, state.done + 1, state.times, state.first if state.first >= 0 else j), False)
-        ]
+        return [(_State(0, state.done + 1, state.times, state.first_by(j)), False)]
     if y or x < 0 or (decodes and state.done >= record.total):
         return []
-    steps = (
-        []
-        if decodes
-        else [(_prefilled(record, state, state.target, state.done + x, state.times, j), False)]
-    )
+    # It goes on with its prefill, or begins anew: what it decoded is then part of the prompt.
+    steps, target = [], state.target
+    if decodes:
+        target = state.done + record.extra
+    else:
+        steps.append((_prefilled(record, state, target, state.done + x, state.times, j), False))
     if state.done > 0:
-        target = state.done + record.extra if decodes else state.target
         steps.append((_prefilled(record, state, target, x, state.times + 1, j), True))
     return [(after, again) for after, again in steps if after.done <= (after.target or after.done)]
 
@@ -142,14 +149,20 @@ def _prefilled(record: Story, before: _State, target: int, done: int, times: int
     """Return the state after prefill tokens; if they were the last of them, it now decodes."""
     if done != target:
         return _State(target, done, times, before.first)
-    return _State(0, done, times, j if record.extra and before.first < 0 else before.first)
+    first = before.first
+    if record.extra:
+        first = before.first_by(j)
+    return _State(0, done, times, first)
 
 
 def _explains(record: Story, state: _State, ends: list[int]) -> bool:
     """Whether a history with this end fits the recorded first token, finish and preemptions."""
-    first = ends[state.first] if state.first >= 0 else -1
+    first = finish = -1
+    if state.first >= 0:
+        first = ends[state.first]
     finished = state.target == 0 and state.done == record.total
-    finish = ends[-1] if finished else -1
+    if finished:
+        finish = ends[-1]
     times = {record.preemptions}
     if record.ahead or not finished:
         # It may wait once more; a step ahead, perhaps only for its last token.
@@ -157,5 +170,7 @@ def _explains(record: Story, state: _State, ends: list[int]) -> bool:
     return (first, finish) == (record.first_token, record.finish) and state.times in times
 
 
-def _held(record: Story, state: _State) -> int:
-    return max(state.target, state.done) if record.holds_prefill else state.done
+def _tokens_held(record: Story, state: _State) -> int:
+    if record.holds_prefill:
+        return max(state.target, state.done)
+    return state.done

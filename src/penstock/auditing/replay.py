@@ -1,5 +1,5 @@
 """A run again, from its allocations: what each request had been given before each batch, and whom
-memory held.
+memory stored.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ class Replay:
     decoded: Ints
     # Shape (allocations,): tokens, at least, that it has memory for from this batch on, and the
     # batch at which that may end.
-    held: Ints
+    stored: Ints
     until: Ints
 
     def before(self, happened_in: Ints) -> Ints:
@@ -103,14 +103,14 @@ def replay(run: Run, rows: Rows, batch_rows: Ints, allocation_rows: Ints) -> Rep
     prefilled, decoded = given_before(prefill), given_before(decode)
     whole = prefilled + prefill >= target
     finished_in = batch_of(whole & (decoded + decode >= total[request] - target))
-    held = prefilled + prefill + decoded + decode
+    stored = prefilled + prefill + decoded + decode
     if server.holds == "prefill":
-        held = np.maximum(held, target)
+        stored = np.maximum(stored, target)
     elif server.holds == "completion":
-        held = total[request] + server.policy.memory.reserves_last_token
+        stored = total[request] + server.policy.memory.reserves_last_token
     stays = np.append(request[1:] == request[:-1], np.zeros(min(request.size, 1), bool))
     for first, account in accounts.items():
-        held[first : first + len(account.held)] = account.held
+        stored[first : first + len(account.stored)] = account.stored
         stays[first : first + len(account.stays) - 1] = account.stays[:-1]
     until = np.where(stays, np.append(batch[1:], 0)[: batch.size], batch + 1)
     if not recomputes(server):  # nobody leaves before the end
@@ -123,7 +123,7 @@ def replay(run: Run, rows: Rows, batch_rows: Ints, allocation_rows: Ints) -> Rep
         start=start, end=end, composed=_composed(run, rows, start, end, finished_in),
         load=np.bincount(batch, prefill + decode, m).astype(np.int64),
         request=request, batch=batch, prefill=prefill, decode=decode, again=again,
-        target=target, prefilled=prefilled, decoded=decoded, held=held, until=until,
+        target=target, prefilled=prefilled, decoded=decoded, stored=stored, until=until,
     )  # fmt: skip
 
 
@@ -147,7 +147,7 @@ def _accounts(
     which cannot be.
     """
     n = rows.arrival.size
-    times = np.zeros(n, np.int64) if rows.preemptions is None else rows.preemptions
+    times = rows.preempted
     unexplained = np.zeros(n, bool)
     if not recomputes(run.server):
         return {}, times != 0

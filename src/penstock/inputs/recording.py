@@ -71,7 +71,9 @@ def _document(line: str) -> dict[str, Any]:
         document = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    return document if isinstance(document, dict) else {}
+    if not isinstance(document, dict):
+        return {}
+    return document
 
 
 def _row(line: str) -> Row | None:
@@ -86,7 +88,8 @@ def _row(line: str) -> Row | None:
     if None in read or None in texts or not isinstance(kinds, dict):
         return None
     seen = document.get("seen")
-    seen = seen if isinstance(seen, dict) else None
+    if not isinstance(seen, dict):
+        seen = None
     return Row(time_s, tuple(filter(None, read)), tuple(filter(None, texts)), kinds, seen)
 
 

@@ -137,9 +137,7 @@ def saturated(workload: Workload, server: Server, *, requests: int | None = None
     last = int(max(finish.size - 2 * running, (first + finish.size) // 2)) - 1
     cuts = np.linspace(first, last, _PARTS + 1).astype(np.int64)
     left, seconds = np.diff(cuts).astype(float), np.diff(finish[cuts]) * run.tick_s
-    preempted = np.zeros(_PARTS)
-    if rows.preemptions is not None:
-        preempted = np.diff(np.cumsum(rows.preemptions[order])[cuts]).astype(float)
+    preempted = np.diff(np.cumsum(rows.preempted[order])[cuts]).astype(float)
     preemptions, preemptions_interval = _ratio(preempted, left)
     if not seconds.any():  # all ran at once, and ended so
         left, seconds = np.full(_PARTS, finish.size), np.full(_PARTS, run.end * run.tick_s)

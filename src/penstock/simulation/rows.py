@@ -6,8 +6,7 @@ from typing import Any, Literal, Self, TypeVar, get_args
 import numpy as np
 
 from penstock.errors import InputError
-from penstock.inputs.arrays import Bools, Ints, Ints32
-from penstock.inputs.columns import Columns
+from penstock.inputs.arrays import Bools, Columns, Ints, Ints32
 from penstock.workload.jobs import Jobs
 
 T = TypeVar("T")
@@ -55,9 +54,18 @@ class Rows(Columns):
         return dataclasses.replace(rows, of_jobs=jobs.taken(np.arange(jobs.count)[chosen]))
 
     @property
+    def preempted(self) -> Ints:
+        """How often each was preempted."""
+        if self.preemptions is None:
+            return np.zeros(self.arrival.size, np.int64)
+        return self.preemptions
+
+    @property
     def found(self) -> Ints32:
         """Prompt tokens that the replica had from an earlier request."""
-        return np.zeros_like(self.prompt_tokens) if self.cached is None else self.cached
+        if self.cached is None:
+            return np.zeros_like(self.prompt_tokens)
+        return self.cached
 
     @property
     def tpot(self) -> Ints:

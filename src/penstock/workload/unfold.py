@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InputError
-from penstock.inputs.arrays import Ints
-from penstock.inputs.columns import Columns
+from penstock.inputs.arrays import Columns, Ints
 from penstock.workload.jobs import Jobs
 from penstock.workload.lengths import LONGEST, Length
 from penstock.workload.routes import Routes
