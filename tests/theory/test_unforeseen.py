@@ -7,7 +7,7 @@ import pytest
 
 import penstock as ps
 from penstock.theory.load import load
-from penstock.theory.network.rules import FORESEEN
+from penstock.theory.network.hypotheses import FORESEEN
 from penstock.workload.lengths import Length
 
 BATCH_TIME = ps.Affine(0.01, 1e-4)

@@ -26,7 +26,7 @@ from penstock.system.prefix_cache import network_notes
 from penstock.theory.certificate import SPIRAL, VIRTUAL, Certificate, certify
 from penstock.theory.latency_bounds import earliest_of_jobs
 from penstock.theory.network.cyclic_pools import CERTIFIED
-from penstock.theory.network.rules import CARRIED
+from penstock.theory.network.hypotheses import CARRIED
 
 if TYPE_CHECKING:
     from penstock.scenario.scenario import Scenario

@@ -42,6 +42,11 @@ class Hypothesis:
     why: str  # what was looked at, and what to change where it fails
     checked: bool = True  # False: on the user's word: of a policy, or of a class of the user's own
 
+    @classmethod
+    def unless(cls, name: str, failure: str | None) -> "Hypothesis":
+        """Return a hypothesis that holds unless there is a reason why it fails."""
+        return cls(name, failure is None, failure or "")
+
     @property
     def state(self) -> str:
         """``fails``, ``held``, or ``on trust``: in one word."""

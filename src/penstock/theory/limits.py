@@ -42,7 +42,7 @@ prompts.
 import dataclasses
 import functools
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -52,8 +52,10 @@ from penstock.theory.attention import in_name
 from penstock.theory.hypotheses import CRITICAL_BAND
 from penstock.theory.kv_blocks import SAMPLE, STANDARD_ERRORS, reserves
 from penstock.theory.load import NOTHING, Demand, Estimate, Load, demand_of, iteration_s
-from penstock.theory.region import Region, binding_limits, region
 from penstock.workload.lengths import Length, Lengths
+
+if TYPE_CHECKING:
+    from penstock.theory.region import Region
 
 TOKENS = "Theorem 1(a)"
 REGION = "Section 6 (stability region under a max batch size)"
@@ -194,6 +196,8 @@ class PoolLoad:
             return (name,)
         server, replicas = kinds[0]
         rates = np.array([self.demand.prefill, self.demand.decode]) / replicas
+        from penstock.theory.region import binding_limits
+
         binding, _ = binding_limits(unhurried(server), rates, prompt=self.demand.prompt)
         return binding
 
@@ -324,8 +328,10 @@ def _max_batch_size(demand: Demand, attention: Estimate) -> Limit:
 
 
 @cached(32)
-def _region_of(server: Server, prompt: Length | Lengths) -> Region:
+def _region_of(server: Server, prompt: Length | Lengths) -> "Region":
     """Return the region of a server on which no batch takes longer than one with more tokens."""
+    from penstock.theory.region import region
+
     return region(unhurried(server), prompt=prompt)
 
 

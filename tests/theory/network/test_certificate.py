@@ -29,7 +29,7 @@ from penstock.theory.hypotheses import FILLS, SLOTS, Hypothesis
 from penstock.theory.network.certificate import of_pools
 from penstock.theory.network.demand import network_demand
 from penstock.theory.network.fluid import network_path
-from penstock.theory.network.rules import PoolRules, pool_rules
+from penstock.theory.network.hypotheses import PoolRules, pool_rules
 from penstock.workload.stage import Stage
 from penstock.workload.workflow import Workflow
 

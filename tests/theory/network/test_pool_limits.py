@@ -12,7 +12,7 @@ import penstock as ps
 from penstock.system.batch_time import Composition
 from penstock.theory.hypotheses import AMPLE
 from penstock.theory.limits import Limit
-from penstock.theory.network.rules import BY_TOKENS, LINKS_FREE
+from penstock.theory.network.hypotheses import BY_TOKENS, LINKS_FREE
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 SECOND = ps.Affine(c=1.0, a=0.0)

@@ -14,7 +14,7 @@ from penstock.errors import InputError
 from penstock.system.network_model import NetworkModel, ReplicaRates
 from penstock.theory.certificate import DIFFER
 from penstock.theory.network.certificate import of_pools
-from penstock.theory.network.rules import PoolRules
+from penstock.theory.network.hypotheses import PoolRules
 from penstock.theory.network.unequal_replicas import SHORTEST, replica_loads
 
 RATES = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=5)

@@ -42,8 +42,7 @@ from penstock.theory.load import Demand, demand_of, load
 from penstock.theory.network.cyclic_pools import CERTIFIED, Cycles, cycles_of
 from penstock.theory.network.demand import is_one_server, network_demand
 from penstock.theory.network.fluid_classes import components, fluid_classes
-from penstock.theory.network.loads import join_bounds, pool_loads, with_limits
-from penstock.theory.network.rules import (
+from penstock.theory.network.hypotheses import (
     CARRIED,
     ROUTED,
     PoolRules,
@@ -52,6 +51,7 @@ from penstock.theory.network.rules import (
     pool_rules,
     workflow_hypotheses,
 )
+from penstock.theory.network.loads import join_bounds, pool_loads, with_limits
 from penstock.theory.network.unequal_replicas import loads_at
 from penstock.workload.workflow import Workflow
 
@@ -102,7 +102,9 @@ def of_pools(
     stages = fluid_classes(model, False)
     sets = components(stages)
     cyclic = [s for stations in sets for s in stations if len(stations) > 1]
-    cycles = cycles_of(model, rules, cyclic)
+    cycles = Cycles()
+    if cyclic:
+        cycles = cycles_of(model, rules, cyclic)
     proofs = pool_proofs(model, stages, sets, rules, all(h.held for h in of_arrivals))
     pools = pool_loads(model, stages, sets, proofs, limits)
     hypotheses = (*of_arrivals, *of_all_pools(model, proofs), *cycles.hypotheses)

@@ -11,7 +11,7 @@ from penstock.errors import InputError
 from penstock.system.network_model import NetworkModel
 from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
 from penstock.theory.network.fluid_classes import fluid_classes
-from penstock.theory.network.rules import PoolRules
+from penstock.theory.network.hypotheses import PoolRules
 from penstock.theory.network.unequal_replicas import SHORTEST
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ class Cycles:
 
 def cycles_of(model: NetworkModel, rules: Sequence[PoolRules], cyclic: list[int]) -> Cycles:
     """Return what is known of the pools between which jobs go round."""
-    if not cyclic:
-        return Cycles()
     # What few networks need is loaded where they do.
     from penstock.theory.network.cycles import global_stability, priority_stability
     from penstock.theory.network.virtual_stations import priority_limit

@@ -12,7 +12,7 @@ from penstock.theory.hypotheses import Proof
 from penstock.theory.limits import Limit, PoolLoad
 from penstock.theory.load import Demand
 from penstock.theory.network.fluid_classes import FluidClasses
-from penstock.theory.network.rules import PoolRules
+from penstock.theory.network.hypotheses import PoolRules
 
 
 @dataclasses.dataclass(frozen=True)

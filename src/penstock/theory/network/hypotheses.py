@@ -153,21 +153,21 @@ def _of_replicas(
             where = "comes from another pool"
         memory = Hypothesis(AMPLE, False, f"requests hold memory while theirs {where}")
     if load is not None:
-        *asked, carries = conditions.of_replica(load, fills, memory)
+        *hypotheses, carries = conditions.of_replica(load, fills, memory)
         if pool.replicas > 1:
             carries = dataclasses.replace(carries, why=f"at each replica {carries.why}")
-        asked.append(carries)
+        hypotheses.append(carries)
     else:
+        slots = _worst([conditions.batch_size(server) for server in servers])
         memory = memory or _ample_memory(network, name)
-        asked = [hypothesis for hypothesis in (memory,) if hypothesis is not None]
-        asked += [fills, _worst([conditions.batch_size(server) for server in servers])]
+        hypotheses = [hypothesis for hypothesis in (memory, fills, slots) if hypothesis is not None]
         if not all(server.batch_time.by_load for server in servers):
-            asked.append(Hypothesis(BY_TOKENS, False, _ATTENTION))
+            hypotheses.append(Hypothesis(BY_TOKENS, False, _ATTENTION))
         if not foreseen:
-            asked.append(Hypothesis(FORESEEN, False, _UNFORESEEN))
+            hypotheses.append(Hypothesis(FORESEEN, False, _UNFORESEEN))
     if takes_time:
-        asked.append(Hypothesis(LINKS_FREE, False, _LINKS))
-    return tuple(asked)
+        hypotheses.append(Hypothesis(LINKS_FREE, False, _LINKS))
+    return tuple(hypotheses)
 
 
 def _worst(hypotheses: Sequence[Hypothesis]) -> Hypothesis:
@@ -287,9 +287,9 @@ def _of_job(stage: Stage) -> bool:
     return stage.prompt == "job" or stage.output in ("job", "rest")
 
 
-def _of_all(name: str, failed: list[str], held: str) -> Hypothesis:
-    """Return a hypothesis of all pools or workflows: what fails, or else what is said."""
-    return Hypothesis(name, not failed, "; ".join(failed) or held)
+def _of_all(name: str, failed: list[str], words: str) -> Hypothesis:
+    """Return a hypothesis of all pools or workflows: what fails, or else these words."""
+    return Hypothesis(name, not failed, "; ".join(failed) or words)
 
 
 def pool_proofs(
@@ -308,21 +308,19 @@ def _proof(
     model: NetworkModel, stages: FluidClasses, s: int, rules: PoolRules, cyclic: bool, sound: bool
 ) -> Proof:
     """Prove that a pool drains: each replica by the law of what comes, or all by their means."""
-    failures = _of_pool(model, stages, s, rules, cyclic)
-    hypotheses = [*rules.replica]
-    hypotheses += [Hypothesis(name, why is None, why or "") for name, why in failures.items()]
+    hypotheses = [*rules.replica, *_of_pool(model, stages, s, rules, cyclic)]
     if rules.load is not None:
         by_arrival = rules.order == "fcfs" and not cyclic
         return proof_of(rules.load, hypotheses, sound=sound, by_arrival=by_arrival)
+    by_name = {hypothesis.name: hypothesis for hypothesis in hypotheses}
     most_offered = float(model.offered[s] + STANDARD_ERRORS * model.standard_error[s])
-    asked = {hypothesis.name: hypothesis for hypothesis in hypotheses}
-    if CARRIES not in asked:
-        why = _not_carried(model, s, most_offered, rules.router)
-        asked[CARRIES] = Hypothesis(CARRIES, why is None, why or "")
-    fills = all(asked[name].held for name in (FILLS, SLOTS) if name in asked)
-    if not (sound and fills and others_hold(asked)):
-        return Proof(asked, None)
-    return Proof(asked, _carried(model, s, most_offered, rules) or None)
+    if CARRIES not in by_name:
+        failure = _not_carried(model, s, most_offered, rules.router)
+        by_name[CARRIES] = Hypothesis.unless(CARRIES, failure)
+    fills = all(by_name[name].held for name in (FILLS, SLOTS) if name in by_name)
+    if not (sound and fills and others_hold(by_name)):
+        return Proof(by_name, None)
+    return Proof(by_name, _carried(model, s, most_offered, rules) or None)
 
 
 def _carried(model: NetworkModel, s: int, most_offered: float, rules: PoolRules) -> float:
@@ -338,23 +336,24 @@ def _carried(model: NetworkModel, s: int, most_offered: float, rules: PoolRules)
 
 def _of_pool(
     model: NetworkModel, stages: FluidClasses, s: int, rules: PoolRules, cyclic: bool
-) -> dict[str, str | None]:
-    """Return what is asked of a pool beside its replicas, and why it fails; None: it holds."""
-    asked: dict[str, str | None] = {}
+) -> list[Hypothesis]:
+    """Return what is asked of a pool beside its replicas."""
+    hypotheses = []
     if model.replica_rates(s) is not None:
-        asked[UNEQUAL] = _not_known(model, s, rules, cyclic)
+        hypotheses.append(Hypothesis.unless(UNEQUAL, _not_known(model, s, rules, cyclic)))
     if cyclic and rules.load is not None:
         least, most = rules.load.wasted
         if rules.load.extended:
-            asked[BY_TOKENS] = _ATTENTION
+            hypotheses.append(Hypothesis(BY_TOKENS, False, _ATTENTION))
         if least < most:
-            asked[FORESEEN] = _UNFORESEEN
+            hypotheses.append(Hypothesis(FORESEEN, False, _UNFORESEEN))
     if model.replicas[s] > 1:
         here = (model.pool == s) & (model.visits > 0)  # those without a token, too
         comes_back = bool(stages.leads[s, s])
         sampled = model.sampled is not None
-        asked[ROUTED] = _not_routed(rules, int(here.sum()), comes_back, cyclic, sampled)
-    return asked
+        failure = _not_routed(rules, int(here.sum()), comes_back, cyclic, sampled)
+        hypotheses.append(Hypothesis.unless(ROUTED, failure))
+    return hypotheses
 
 
 def of_all_pools(model: NetworkModel, proofs: Sequence[Proof]) -> tuple[Hypothesis, ...]:
@@ -362,19 +361,20 @@ def of_all_pools(model: NetworkModel, proofs: Sequence[Proof]) -> tuple[Hypothes
     names = dict.fromkeys([*_OF_ALL, *(name for proof in proofs for name in proof.hypotheses)])
     merged = []
     for name in names:
-        at = {
+        of_pools = {
             pool: proof.hypotheses[name]
             for pool, proof in zip(model.pools, proofs, strict=True)
             if name in proof.hypotheses
         }
-        if not at and (name not in (FILLS, SLOTS) or all(proof.by_drift for proof in proofs)):
+        if not of_pools and (name not in (FILLS, SLOTS) or all(proof.by_drift for proof in proofs)):
             continue
-        title, held = _OF_ALL.get(name, (name, "; ".join(of.why for of in at.values())))
-        failed = [f"{pool}: {of.why}" for pool, of in at.items() if not of.held]
-        checked = bool(failed) or all(of.checked for of in at.values())
+        whys = "; ".join(hypothesis.why for hypothesis in of_pools.values())
+        title, words = _OF_ALL.get(name, (name, whys))
+        failed = [f"{pool}: {h.why}" for pool, h in of_pools.items() if not h.held]
+        checked = bool(failed) or all(h.checked for h in of_pools.values())
         if name == FILLS and not checked:
-            held += ", as the author of one claims"
-        merged.append(dataclasses.replace(_of_all(title, failed, held), checked=checked))
+            words += ", as the author of one claims"
+        merged.append(dataclasses.replace(_of_all(title, failed, words), checked=checked))
     return tuple(merged)
 
 
