@@ -5,7 +5,7 @@ those of the law; else they are means of a sample of jobs, with their standard e
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,19 +37,28 @@ from penstock.workload.workflow import Workflow, sample
 from penstock.workload.workload import Workload
 
 
+class Beside(NamedTuple):
+    """What is asked of a pool per second beside its tokens, as a sample of jobs says."""
+
+    attention: Estimate = NOTHING  # tokens that its replicas would process meanwhile, at least
+    in_full: Estimate = NOTHING  # the same if requests find nothing but what they surely do
+    memory: Estimate = NOTHING  # tokens in blocks of KV memory over all iterations
+    links: Estimate = NOTHING  # seconds that transfers take its links
+
+
 def network_demand(network: Network) -> tuple[NetworkModel, tuple[Demand, ...]]:
     """Return the means of a network, and what is asked of each pool."""
     visits = network.visits
     pools = list(network.pools.values())
     loads = [_load_at(network, visits, index) for index in range(len(pools))]
-    sampled = _per_second(network, _beside_tokens(network, loads))
+    sampled = _per_second(network, loads)
     tokens = _tokens(network, loads)
     demands: list[Demand | None] = []
-    for index, (law, pool, (*_, links)) in enumerate(zip(loads, pools, sampled, strict=True)):
+    for index, (law, pool, beside) in enumerate(zip(loads, pools, sampled, strict=True)):
         if law is None:
             demands.append(None)
             continue
-        demand = demand_of(law, pool.replicas, links)
+        demand = demand_of(law, pool.replicas, beside.links)
         demands.append(demand)
         # The means of the law stand in for those of the stage.
         here = (network.stage_pool == index) & (visits > 0)
@@ -85,10 +94,9 @@ def _of_means(
     kinds: tuple[tuple[Server, int], ...],
     model: NetworkModel,
     index: int,
-    sampled: Sequence[Estimate],
+    beside: Beside,
 ) -> Demand:
     """Return what is asked of a pool of which only means are known."""
-    attention, in_full, memory, links = sampled
     here = model.pool == index
     visits, prefill, decode = model.visits[here], model.prefill[here], model.decode[here]
     if model.least_prefill is not None:
@@ -96,7 +104,7 @@ def _of_means(
     offered, most = float(model.least_offered[index]), float(model.offered[index])
     without_cache = None
     if offered < most:
-        without_cache = most + in_full.mean
+        without_cache = most + beside.in_full.mean
     # Only the mean and the longest prompt count; the longest is not known of contexts that grow, so
     # there is none.
     prompts = float(visits[prefill > 0].sum())
@@ -109,9 +117,9 @@ def _of_means(
         decode=float(visits @ decode),
         error=float(model.standard_error[index]) / max(offered, 1e-300),
         prompt=Geometric(mean),
-        attention=attention,
-        memory=memory,
-        links=links,
+        attention=beside.attention,
+        memory=beside.memory,
+        links=beside.links,
         without_cache=without_cache,
     )
 
@@ -247,40 +255,40 @@ class Visits(NamedTuple):
         return Visits._make(column[places] for column in self)
 
 
-OfVisits = Callable[[Visits], Floats]
-"""What requests ask; shape (requests,)."""
+Ask = tuple[int, str]
+"""A pool, and what is asked of it: a field of `Beside`."""
 
 
-def only_at(pool: int, ask: OfVisits) -> OfVisits:
-    """Return what asks of the requests that a pool serves only."""
+def _asks(network: Network, loads: Sequence[Load | None]) -> list[Ask]:
+    """Return what a sample of jobs is to say of pools: what no law says, and links."""
+    asks = []
+    for index, (pool, law) in enumerate(zip(network.pools.values(), loads, strict=True)):
+        servers = [server for server, _ in pool.servers]
+        if law is None and all(isinstance(s.batch_time, Composition) for s in servers):
+            asks += [(index, "attention"), (index, "in_full")]
+        if law is None and all(server.memory is not None for server in servers):
+            asks.append((index, "memory"))
+        if network.sends_memory:
+            asks.append((index, "links"))
+    return asks
 
-    def asked(visits: Visits) -> Floats:
-        of_all = np.zeros(visits.pool.size)
-        mine = np.flatnonzero(visits.pool == pool)
-        of_all[mine] = ask(visits.of(mine))
-        return of_all
 
+def _asked(network: Network, index: int, what: str, visits: Visits) -> Floats:
+    """Return what requests ask of a pool, at the kind of server with the least there."""
+    if what == "links":
+        takes = (visits.pool == index) | (visits.sender == index)
+        return np.where(takes, visits.link_s, 0.0)
+    here = np.flatnonzero(visits.pool == index)
+    mine = visits.of(here)
+    at_server = {"attention": _attention_at, "in_full": _in_full_at, "memory": _kv_tokens_at}[what]
+    servers = [server for server, _ in list(network.pools.values())[index].servers]
+    asked = np.zeros(visits.pool.size)
+    asked[here] = np.min([at_server(server, mine) for server in servers], axis=0)
     return asked
-
-
-def link_seconds(pool: int) -> OfVisits:
-    """Return what asks for the seconds that transfers take the links of a pool."""
-
-    def asked(visits: Visits) -> Floats:
-        return np.where((visits.pool == pool) | (visits.sender == pool), visits.link_s, 0.0)
-
-    return asked
-
-
-def kv_tokens(servers: Sequence[Server]) -> OfVisits | None:
-    """Return what asks for tokens in blocks over all iterations, at the server with the fewest."""
-    if any(server.memory is None for server in servers):
-        return None
-    return lambda visits: np.min([_kv_tokens_at(server, visits) for server in servers], axis=0)
 
 
 def _kv_tokens_at(server: Server, visits: Visits) -> Floats:
-    """Return the same at one kind of server."""
+    """Return the tokens in blocks that requests hold, over all iterations."""
     memory = server.memory
     assert memory is not None
     prompt = visits.prompt
@@ -299,18 +307,13 @@ def _kv_tokens_at(server: Server, visits: Visits) -> Floats:
     return np.asarray(blocks * memory.block_size, np.float64)
 
 
-def attention_tokens(servers: Sequence[Server], *, in_full: bool = False) -> OfVisits | None:
-    """Return what asks for the least tokens that replicas would process during attention."""
-    # ``in_full``: if a request finds nothing but what it surely does.
-    if any(not isinstance(server.batch_time, Composition) for server in servers):
-        return None
-    if in_full:
-        servers = [server.without_cache for server in servers]
-    return lambda visits: np.min([_attention_at(server, visits) for server in servers], axis=0)
+def _in_full_at(server: Server, visits: Visits) -> Floats:
+    """Return the same as `_attention_at` if requests find nothing but what they surely do."""
+    return _attention_at(server.without_cache, visits)
 
 
 def _attention_at(server: Server, visits: Visits) -> Floats:
-    """Return the same at one kind of server."""
+    """Return the tokens that a server would process during the attention of requests, at least."""
     model = server.batch_time
     assert isinstance(model, Composition)
     # As in `penstock.theory.attention.attention`.
@@ -322,42 +325,27 @@ def _attention_at(server: Server, visits: Visits) -> Floats:
     return np.where(prompt > 0, least + per_token * prompt, 0.0) * _capacity(server)
 
 
-def _beside_tokens(network: Network, loads: Sequence[Load | None]) -> list[list[OfVisits | None]]:
-    """Return what a sample of jobs is to say of each pool: attention, in full, memory, links."""
-    asks: list[list[OfVisits | None]] = []
-    for index, (pool, law) in enumerate(zip(network.pools.values(), loads, strict=True)):
-        of_pool: list[OfVisits | None] = [None] * 4
-        if law is None:
-            servers = [server for server, _ in pool.servers]
-            attention, in_full = attention_tokens(servers), attention_tokens(servers, in_full=True)
-            of_requests = attention, in_full, kv_tokens(servers)
-            of_pool[:3] = [ask and only_at(index, ask) for ask in of_requests]
-        if network.sends_memory:
-            of_pool[3] = link_seconds(index)
-        asks.append(of_pool)
-    return asks
-
-
-def _per_second(
-    network: Network, asks: Sequence[Sequence[OfVisits | None]]
-) -> list[list[Estimate]]:
-    """Return means of what is asked of each pool per second; None asks for nothing."""
-    asked = [ask for of_pool in asks for ask in of_pool if ask is not None]
-    if not asked:
-        return [[NOTHING] * len(of_pool) for of_pool in asks]
-    mean, variance = np.zeros(len(asked)), np.zeros(len(asked))
+def _per_second(network: Network, loads: Sequence[Load | None]) -> list[Beside]:
+    """Return what is asked of each pool per second beside its tokens."""
+    asks = _asks(network, loads)
+    if not asks:
+        return [Beside()] * len(loads)
+    mean, variance = np.zeros(len(asks)), np.zeros(len(asks))
     for index, workflow in enumerate(network.workflows):
-        of_job, error = _per_job(network, index, workflow.means(), asked)
+        of_job, error = _per_job(network, index, workflow.means(), asks)
         mean += workflow.rate * of_job
         variance += (workflow.rate * error) ** 2
-    estimates = map(Estimate, mean.tolist(), np.sqrt(variance).tolist())
-    return [[NOTHING if ask is None else next(estimates) for ask in of_pool] for of_pool in asks]
+    estimates: list[dict[str, Estimate]] = [{} for _ in loads]
+    errors = np.sqrt(variance)
+    for (pool, what), estimate in zip(asks, zip(mean, errors, strict=True), strict=True):
+        estimates[pool][what] = Estimate(*map(float, estimate))
+    return [Beside(**of_pool) for of_pool in estimates]
 
 
 def _per_job(
-    network: Network, index: int, means: Means, asked: Sequence[OfVisits]
+    network: Network, index: int, means: Means, asks: Sequence[Ask]
 ) -> tuple[Floats, Floats]:
-    """Return means of what a job asks, and standard errors; shape (asked,) each."""
+    """Return means of what a job asks, and standard errors; shape (asks,) each."""
     # Where visits are known by formula, means are those of a request at each stage times its
     # visits: so constant lengths have no error, however jobs branch.
     workflow = network.workflows[index]
@@ -367,28 +355,21 @@ def _per_job(
         at = jobs.job * stages + jobs.stage
         visited.append(np.bincount(at, minlength=jobs.count * stages).reshape(-1, stages))
         brings = _visits(network, network.numbered(jobs, index))
-        of_requests = [ask(brings) for ask in asked]
-        brought.append(
-            np.stack(
-                [
-                    np.bincount(at, values, jobs.count * stages).reshape(-1, stages)
-                    for values in of_requests
-                ],
-                axis=1,
-            )
-        )
-    visits, sums = np.concatenate(visited), np.concatenate(brought)  # (jobs, [asked,] stages)
+        of_requests = [_asked(network, *ask, brings) for ask in asks]
+        of_jobs = [np.bincount(at, values, jobs.count * stages) for values in of_requests]
+        brought.append(np.stack([sums.reshape(-1, stages) for sums in of_jobs], axis=1))
+    visits, sums = np.concatenate(visited), np.concatenate(brought)  # (jobs, [asks,] stages)
     count = len(visits)
     if isinstance(workflow, Sessions):  # all of them
-        return sums.sum(axis=2).mean(axis=0), np.zeros(len(asked))
+        return sums.sum(axis=2).mean(axis=0), np.zeros(len(asks))
     if means.sampled is not None:
         of_jobs = sums.sum(axis=2)
         return of_jobs.mean(axis=0), of_jobs.std(axis=0) / math.sqrt(count)
-    seen = np.maximum(visits.mean(axis=0), 1e-300)
-    of_request = sums.mean(axis=0) / seen  # (asked, stages)
-    known = np.where(visits.any(axis=0), means.visits, 0.0)
-    rest = (sums - visits[:, None, :] * of_request) @ (known / seen)
-    return of_request @ known, rest.std(axis=0) / math.sqrt(count)
+    sampled = np.maximum(visits.mean(axis=0), 1e-300)
+    of_request = sums.mean(axis=0) / sampled  # (asks, stages)
+    expected = np.where(visits.any(axis=0), means.visits, 0.0)
+    rest = (sums - visits[:, None, :] * of_request) @ (expected / sampled)
+    return of_request @ expected, rest.std(axis=0) / math.sqrt(count)
 
 
 def _visits(network: Network, jobs: Jobs) -> Visits:
