@@ -10,4 +10,4 @@ def own_policy(function: Any = None, *, work_conserving: bool | None = None) -> 
     """Make a policy of a function, as `penstock.policy` does, which compiles it at once."""
     if function is None:
         return functools.partial(own_policy, work_conserving=work_conserving)
-    return Policy(*Policy.name_and_function(function, None), work_conserving)
+    return Policy(*Policy._name_and_function(function, None), work_conserving)
