@@ -190,17 +190,14 @@ class _Unfolding:
         plan, streams, size = self.plan, self.streams, wave.job.size
         prompt, output = np.empty(size, np.int64), np.empty(size, np.int64)
         coin = np.empty(size, np.uint32)
-        delay = np.zeros(size)
+        delay = np.zeros(size * self.delays)
         for stage, places in by_stage(wave.stage):
             jobs = wave.job[places]
             prompt[places] = drawn(plan.prompt[stage], streams.prompt[stage], self.job_prompt, jobs)
             output[places] = drawn(plan.output[stage], streams.output[stage], self.job_output, jobs)
             coin[places] = streams.coin[stage].integers(0, 2**32, jobs.size, np.uint32)
-            delay_s = plan.delay_s[stage]
-            if isinstance(delay_s, Length):
-                delay[places] = delay_s.sample(streams.delay[stage], jobs.size) / 1e3
-            else:
-                delay[places] = delay_s
+            if self.delays:
+                delay[places] = self._delay_s(stage, jobs.size)
         rows: dict[str, npt.NDArray[Any]] = {
             "job": wave.job,
             "stage": wave.stage,
@@ -235,6 +232,13 @@ class _Unfolding:
                 "end in sight; lower the probabilities of loops, or limit them with most_visits"
             )
         return prompt, output
+
+    def _delay_s(self, stage: int, requests: int) -> Seconds | float:
+        """Return the delays of requests of a stage."""
+        delay_s = self.plan.delay_s[stage]
+        if isinstance(delay_s, Length):  # in milliseconds
+            return delay_s.sample(self.streams.delay[stage], requests) / 1e3
+        return delay_s
 
     def _stay_where_they_are(self, rows: dict[str, npt.NDArray[Any]], output: Ints) -> None:
         """Take the way to another pool from those for whom nothing of an output is left there."""
