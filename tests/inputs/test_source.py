@@ -65,7 +65,7 @@ def test_a_larger_limit_reads_what_the_smaller_one_refuses(tmp_path: Path) -> No
 def test_a_bomb_is_counted_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "bomb.csv.gz"
     path.write_bytes(gzip.compress(ROWS.encode() * 400))
-    monkeypatch.setattr("penstock.inputs.source._kept", lambda *_: pytest.fail("kept"))
+    monkeypatch.setattr("penstock.inputs.source._in_memory", lambda *_: pytest.fail("kept"))
     with pytest.raises(InputError, match="unpacks to more than"):
         Source.at(path, max_gib=4 * KIB)
 

@@ -12,7 +12,7 @@ def cached(size: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Keep so many results; none where the user's own lengths or batch times cannot be keys."""
 
     def decorated(function: Callable[P, T]) -> Callable[P, T]:
-        kept = functools.lru_cache(size)(function)
+        remembered = functools.lru_cache(size)(function)
 
         @functools.wraps(function)
         def answer(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -20,7 +20,7 @@ def cached(size: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
                 hash((args, tuple(kwargs.values())))
             except TypeError:
                 return function(*args, **kwargs)
-            return kept(*args, **kwargs)  # type: ignore[arg-type]
+            return remembered(*args, **kwargs)  # type: ignore[arg-type]
 
         return answer
 

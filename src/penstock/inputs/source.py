@@ -61,7 +61,7 @@ class Source:
             if str(path) == _STANDARD_INPUT:
                 if sys.stdin is None:
                     raise source.fault("is closed. Pipe a file into it, or name a file")
-                source = source._with(_kept(_chunks(sys.stdin.buffer, source, "holds")))
+                source = source._with(_in_memory(_chunks(sys.stdin.buffer, source, "holds")))
             else:
                 source._refuse_irregular()
             head = source._head()
@@ -217,7 +217,7 @@ class Source:
                 for _ in _chunks(gzip.GzipFile(fileobj=file), self, "unpacks to"):
                     pass
             file.seek(0)
-            return self._with(_kept(_chunks(gzip.GzipFile(fileobj=file), self, "unpacks to")))
+            return self._with(_in_memory(_chunks(gzip.GzipFile(fileobj=file), self, "unpacks to")))
 
 
 def refuse_twice(paths: Iterable[Path]) -> None:
@@ -265,11 +265,11 @@ def _chunks(file: BinaryIO | gzip.GzipFile, source: Source, holds: str) -> Itera
         yield chunk
 
 
-def _kept(chunks: Iterable[bytes]) -> bytes:
-    kept = io.BytesIO()
+def _in_memory(chunks: Iterable[bytes]) -> bytes:
+    content = io.BytesIO()
     for chunk in chunks:
-        kept.write(chunk)
-    return kept.getvalue()
+        content.write(chunk)
+    return content.getvalue()
 
 
 def first_line(error: object) -> str:

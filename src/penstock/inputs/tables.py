@@ -362,14 +362,14 @@ def chosen_rows(
         alike = cells == str("" if value is None else value).strip().lower()
         if isinstance(value, int | float) and not isinstance(value, bool):
             alike |= (cells.cast(pl.Float64, strict=False) == value).fill_null(False)
-        kept = text.filter(alike)
-        if kept.is_empty():
+        chosen = text.filter(alike)
+        if chosen.is_empty():
             others = ", ".join(text[name].drop_nulls().unique().sort().to_list())
             raise source.fault(
                 f"has no row whose {shown(name)} is {shown(value)}, as `where` asks, but "
                 f"{shown(others)}. Correct the value"
             )
-        text = kept
+        text = chosen
     return text, rows - len(text)
 
 

@@ -421,11 +421,11 @@ def _free_blocks(engines: Sequence[Any]) -> Any:
 def more_slots(world: World) -> World:
     """Double the room for requests that run at engines."""
     room = world.slots.size
-    more = _free_slots(room, room)
-    more.chain[-1] = world.clock[0].free_slot
+    added = _free_slots(room, room)
+    added.chain[-1] = world.clock[0].free_slot
     world.clock[0].free_slot = room
     world.clock[0].engine_slots += room
-    world = world._replace(slots=records.joined(world.slots, more))
+    world = world._replace(slots=records.joined(world.slots, added))
     if world.allocation_rows.shape[0]:
         world = world._replace(allocation_rows=np.zeros((8 * room, 5), np.int64))
     if world.lives.shape[0]:

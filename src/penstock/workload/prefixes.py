@@ -52,9 +52,9 @@ class Prefixes:
         tokens = prompt_tokens if output_tokens is None else prompt_tokens + output_tokens
         full = np.minimum(counts, tokens // block_size)
         places = np.arange(ids.size) - np.repeat(np.cumsum(counts) - counts, counts)
-        kept = places < np.repeat(full, counts)
-        _, numbered = np.unique(ids[kept], return_inverse=True)
-        places = places[kept]
+        in_full = places < np.repeat(full, counts)
+        _, numbered = np.unique(ids[in_full], return_inverse=True)
+        places = places[in_full]
         bounds = np.concatenate([[0], np.cumsum(full)]).astype(np.int64)
 
         # An id that stands behind two others names a block whatever is before it.
@@ -127,8 +127,8 @@ class Prefixes:
 
     def renewed(self, times: int) -> "Prefixes":
         """Return the recording so many times, each time with names of its own."""
-        own = int(self.ids.max(initial=-1)) + 1
-        ids = self.ids + own * np.arange(times)[:, None]
+        names = int(self.ids.max(initial=-1)) + 1
+        ids = self.ids + names * np.arange(times)[:, None]
         bounds = self.bounds[1:] + self.ids.size * np.arange(times)[:, None]
         bounds = np.concatenate([[0], bounds.ravel()])
         return dataclasses.replace(self, ids=ids.ravel(), bounds=bounds)
@@ -178,11 +178,11 @@ def checked_prefixes(
     """Return what was given for each request, once it is sound; None for nothing."""
     # Where ids are of more blocks than the prompt has, those of all requests go on with outputs.
     named = {"hash_ids": hash_ids, "hash_ids_with_output": with_output}
-    given = {name: ids for name, ids in named.items() if ids is not None}
-    if not given and hash_block is None:
+    lists = {name: ids for name, ids in named.items() if ids is not None}
+    if not lists and hash_block is None:
         return None
-    if not given or hash_block is None:
-        name = next(iter(given), "hash_ids")
+    if not lists or hash_block is None:
+        name = next(iter(lists), "hash_ids")
         raise InputError(
             f"{name} is {checks.shown(named[name])} and hash_block is {checks.shown(hash_block)}: "
             "ids name blocks of so many tokens; give both or none"
@@ -190,7 +190,7 @@ def checked_prefixes(
     block = checks.whole(
         "hash_block", hash_block, 1, LARGEST_BLOCK, "tokens", "it is the tokens of one block"
     )
-    rows = {name: _rows(name, ids, prompt_tokens.size) for name, ids in given.items()}
+    rows = {name: _rows(name, ids, prompt_tokens.size) for name, ids in lists.items()}
     if len(rows) > 1:
         _refuse_other_prompts(*rows.values(), full=prompt_tokens // block)
     name, chosen = list(rows.items())[-1]
@@ -294,9 +294,9 @@ def with_answers(
 
     whole = (prompt_tokens + output_tokens) // block
     known = np.where(following >= 0, np.minimum(whole, counts[following]), counts)
-    more = np.maximum(known - counts, 0)
-    total = counts + more
+    of_answer = np.maximum(known - counts, 0)
+    total = counts + of_answer
     within = np.arange(total.sum()) - np.repeat(np.cumsum(total) - total, total)
-    own = within < np.repeat(counts, total)
-    source = np.where(own, np.repeat(starts, total), np.repeat(starts[following], total))
-    return ids[source + within], total, int((more > 0).sum())
+    of_prompt = within < np.repeat(counts, total)
+    source = np.where(of_prompt, np.repeat(starts, total), np.repeat(starts[following], total))
+    return ids[source + within], total, int((of_answer > 0).sum())

@@ -33,19 +33,19 @@ def time_doubts(times: Floats, rate: float, unit: str | None, *, fractions: bool
     if not np.isfinite(rate):
         return []
     gaps = np.diff(times)
-    said = [*_grid(times, gaps)]
+    doubts = [*_grid(times, gaps)]
     places = _silences(gaps)
     if places.size:
         silent, span = float(gaps[places].sum()), float(times[-1] - times[0])
         rate, counted = (gaps.size - places.size) / (span - silent), rate
         rows = " and ".join(f"{place + 1:,}" for place in places)
-        said.append(
+        doubts.append(
             f"Nothing arrives for {silent:,.0f} s, {100 * silent / span:.4g}% of the time, after "
             f"request {rows}. The rate of {counted:.4g} requests/s counts that; without it, it is "
             f"{rate:.4g}. Cut the recording there, or draw from it: `rate: {rate:.3g}, arrivals: "
             "poisson`."
         )
-    return [*said, *_unit(rate, unit, fractions)]
+    return [*doubts, *_unit(rate, unit, fractions)]
 
 
 def _silences(gaps: Floats) -> Ints:

@@ -18,12 +18,12 @@ from penstock.inputs.arrays import Bools, Floats
 
 def reached(after: Mapping[str, Collection[str]], first: str) -> set[str]:
     """Return all to which paths lead from one, and that one."""
-    found, left = {first}, [first]
+    places, left = {first}, [first]
     while left:
-        new = set(after[left.pop()]) - found
-        found |= new
+        new = set(after[left.pop()]) - places
+        places |= new
         left += new
-    return found
+    return places
 
 
 def closed_loop(chances: Floats, leaves: Bools, forks: Bools | None = None) -> list[int]:

@@ -257,12 +257,12 @@ def _cut(rows: pl.DataFrame, most_requests: int, notices: list[str]) -> pl.DataF
     """Keep the first calls of each session, and take note of how many are left out."""
     remedy = "leave it out to keep all"
     most = checks.whole("most_requests", most_requests, 1, 2**31 - 1, "calls of a session", remedy)
-    kept = rows.filter(pl.int_range(pl.len()).over(_SESSION) < most)
-    left = len(rows) - len(kept)
+    first = rows.filter(pl.int_range(pl.len()).over(_SESSION) < most)
+    left = len(rows) - len(first)
     if left:
         calls, are = ("call", "is") if left == 1 else ("calls", "are")
         notices.append(f"{left:,} {calls} beyond the first {most:,} of a session {are} left out")
-    return kept
+    return first
 
 
 def _rows(source: Source, table: Table) -> pl.DataFrame:
@@ -302,7 +302,7 @@ def _check_calls(source: Source, table: Table, rows: pl.DataFrame) -> None:
 
 
 def _cast(source: Source, table: Table, text: pl.Series, name: str) -> pl.Series:
-    highest, whole, wanted = _COLUMNS[name]
+    highest, whole, meaning = _COLUMNS[name]
     stripped = text.str.strip_chars()
     number = stripped.cast(pl.Float64, strict=False)
     fits = number.is_between(_LOWEST.get(name, 0), highest) & (
@@ -316,7 +316,7 @@ def _cast(source: Source, table: Table, text: pl.Series, name: str) -> pl.Series
         if problem:
             raise source.fault(f"{where} {problem}")
         value = f"column {shown(name)}: {shown(text[faults[0]])}"
-        raise source.fault(f"{where}, {value}, but it must be {wanted}. Correct or delete the row")
+        raise source.fault(f"{where}, {value}, but it must be {meaning}. Correct or delete the row")
     return number.cast(pl.Int64) if whole else number
 
 

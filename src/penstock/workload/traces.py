@@ -143,15 +143,17 @@ def _prefixes(
     """Return what requests have in common; ``whole``: the ids go on with the outputs."""
     # Else the ids of answers are told by later rows, as far as they are.
     goes_on = whole or go_on(counts, prompt, block)
-    given = Prefixes.of(ids, counts, prompt, block, output if goes_on else None)
-    notices += given.notices
+    prefixes = Prefixes.of(ids, counts, prompt, block, output if goes_on else None)
+    notices += prefixes.notices
     if goes_on:
-        return given
-    longer, counts, found = with_answers(given.ids, np.diff(given.bounds), prompt, output, block)
-    if not found:
-        return given
+        return prefixes
+    longer, counts, answers = with_answers(
+        prefixes.ids, np.diff(prefixes.bounds), prompt, output, block
+    )
+    if not answers:
+        return prefixes
     notices.append(
-        f"hash ids of {counted(found, 'answer')} were inferred from a later prompt that goes on "
+        f"hash ids of {counted(answers, 'answer')} were inferred from a later prompt that goes on "
         "where they were given; name them with hash_ids_with_output if you know better"
     )
     return Prefixes.of(longer, counts, prompt, block, output)
@@ -228,16 +230,16 @@ def _failures(told: pl.DataFrame) -> list[str]:
 
 def _succeeded(source: Source, rows: pl.DataFrame, notices: list[str]) -> pl.DataFrame:
     """Drop requests that failed, and take note of how many."""
-    kept = rows.filter(pl.col("output").ne_missing(0))
-    failed = len(rows) - len(kept)
-    if kept.is_empty():
+    succeeded = rows.filter(pl.col("output").ne_missing(0))
+    failed = len(rows) - len(succeeded)
+    if succeeded.is_empty():
         raise source.fault(
             f"all {failed:,} rows have 0 output tokens, so no request succeeded. Choose another "
             "file"
         )
     if failed:
         notices.append(f"{counted(failed, 'row')} with 0 output tokens: failed requests, dropped")
-    return kept
+    return succeeded
 
 
 def _set_back(nanoseconds: Ints) -> list[str]:

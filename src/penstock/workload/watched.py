@@ -147,8 +147,8 @@ def _length(phase: str, intervals: Sequence[_Interval], path: str) -> Length:
 
 def _spread(name: str, intervals: Sequence[_Interval]) -> float | None:
     """Return the spread that was said last, None where it is not known or there is none."""
-    said = [interval.after[name] for interval in intervals if name in interval.after]
-    return said[-1] if said and said[-1] >= _SMALLEST_SPREAD else None
+    spreads = [interval.after[name] for interval in intervals if name in interval.after]
+    return spreads[-1] if spreads and spreads[-1] >= _SMALLEST_SPREAD else None
 
 
 def _notices(names: Sequence[str], intervals: Sequence[_Interval]) -> tuple[str, ...]:

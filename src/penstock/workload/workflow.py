@@ -256,11 +256,11 @@ class Workflow:
         """
         return self._plan.routes.branches()
 
-    def served_by_engines(self, found: bool) -> Self:
+    def served_by_engines(self, found_by_caches: bool) -> Self:
         """Return the same workflow, whose contexts the caches of engines find, or do not."""
-        if found == self.found_by_engines:
+        if found_by_caches == self.found_by_engines:
             return self
-        return dataclasses.replace(self, found_by_engines=found)
+        return dataclasses.replace(self, found_by_engines=found_by_caches)
 
     def with_load(self, factor: float) -> Self:
         """Return the same workflow with its arrival rate times a factor."""

@@ -460,9 +460,10 @@ class Workload:
 class ClosedLoop(Workload):
     """Requests of clients that each wait for an answer, and pause, before they ask again.
 
-    `penstock.simulate` and `penstock.check` take it. It has no arrival rate, for that is what the
-    server makes of it, and no load: it is stable on any server, since no more requests than
-    ``clients`` are under way. Made by `Workload.closed` and `Workload.with_clients`.
+    `penstock.simulate` and `penstock.check` take it, and `penstock.simulate` of a network that has
+    no other workflow, where a client waits for its whole job. It has no arrival rate, for that is
+    what the server makes of it, and no load: it is stable on any server, since no more requests
+    than ``clients`` are under way. Made by `Workload.closed` and `Workload.with_clients`.
 
     Parameters
     ----------
