@@ -9,7 +9,6 @@ from .checking.closed_loop import ClosedAnswer
 from .checking.comparison import NetworkComparison, compare_networks, compare_orders
 from .checking.enough_requests import estimate, estimate_latency
 from .checking.latency import SteadyState, steady_state
-from .checking.network_answer import NetworkAnswer
 from .checking.stability import Stability
 from .checking.targets import Target
 from .checking.verdict import verdict
@@ -92,7 +91,6 @@ __all__ = [
     "MemoryEstimate",
     "Mixture",
     "Network",
-    "NetworkAnswer",
     "NetworkComparison",
     "Order",
     "Outage",

@@ -200,7 +200,7 @@ def test_after_a_missed_target_the_plan_section_to_add_is_said() -> None:
 
     def said(*targets: TargetAnswer, rows: int = 0) -> str | None:
         workload = ps.Workload.from_arrays(range(rows), [9] * rows, [9] * rows) if rows else usual
-        answer = dataclasses.replace(found.current.answer, workload=workload)
+        answer = dataclasses.replace(found.current.answer, system=(workload, found.current.answer.server))
         best = dataclasses.replace(found.current, answer=answer, targets=targets)
         return dataclasses.replace(found, recommended=best).next_step("x.yaml")
 

@@ -22,7 +22,8 @@ def test_json_is_the_answer_of_the_library_with_the_choices_of_the_command_line(
     )
     assert status == 0, err
     expected = check(read_scenario(RESEARCH).network, jobs=700, seed=3, resolution=0.1)
-    assert json.loads(out) == json.loads(json.dumps(expected.as_dict()))
+    said = json.loads(json.dumps(expected.as_dict())) | {"measured": None, "next": expected.next_step("")}
+    assert json.loads(out) == said
     assert expected.run.arrived == 700
 
 
@@ -31,9 +32,9 @@ def test_the_keys_of_the_json_are_as_agreed(penstock: Callable[..., Said]) -> No
     assert status == 0
     found: dict[str, Any] = json.loads(out)
     assert list(found) == [
-        "verdict", "load", "certificate", "stability", "stability_skipped", "simulation", "pools", "workflows",
-        "stages", "priorities", "outages", "steady_state", "latency_refused", "calibration",
-        "disagreement", "warnings",
+        "verdict", "load", "certificate", "stability", "stability_skipped", "simulation", "latency",
+        "latency_interval", "latency_refused", "steady_state", "targets", "pools", "workflows", "stages", "priorities",
+        "outages", "calibration", "disagreement", "warnings", "measured", "next",
     ]  # fmt: skip
     assert found["verdict"] == found["certificate"]["verdict"] == found["stability"]["verdict"] == "unstable"
     assert found["certificate"]["virtual_station"]["stages"] == [["complaint.look_into"], ["search.reply"]]
@@ -116,7 +117,6 @@ def test_figures_and_a_report_are_written_where_asked(penstock: Callable[..., Sa
     ("path", "option", "remedy"),
     [
         (RYBKO_STOLYAR, "--requests", "give --jobs"),
-        (RYBKO_STOLYAR, "--precision", "leave it out"),
         (RYBKO_STOLYAR, "--alpha", "leave it out"),
         (SERVER, "--jobs", "give --requests"),
     ],
@@ -127,6 +127,16 @@ def test_check_refuses_what_the_other_kind_of_scenario_knows(
     status, out, err = penstock("check", path, option, 100)
     assert (status, out) == (2, "")
     assert f"knows no {option}; {remedy}" in err
+
+
+def test_targets_of_a_network_are_judged_and_orders_side_by_side_have_none(penstock: Callable[..., Said]) -> None:
+    status, out, _ = penstock("check", RESEARCH, "--jobs", 2_000, "--target", "e2e_mean<1ms", "--json", "--strict")
+    assert status == 1
+    (target,) = json.loads(out)["targets"]
+    assert target["answer"] == "missed"
+    status, out, err = penstock("check", RESEARCH, "--orders", "fcfs", "--target", "e2e_mean<1ms")
+    assert (status, out) == (2, "")
+    assert "--target judges one network, and --orders compares several" in err
 
 
 @pytest.mark.parametrize("path", [RYBKO_STOLYAR, SERVER])

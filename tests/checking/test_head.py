@@ -11,7 +11,7 @@ import pytest
 
 from penstock import Workload, certify, check
 from penstock.checking import answer
-from penstock.checking.head import first_lines_of_network
+from penstock.checking.head import first_lines
 from penstock.cli import command_line
 from penstock.scenario.scenario import read_scenario
 from penstock.show.page import Line
@@ -120,7 +120,7 @@ def test_the_first_two_lines_come_before_anything_is_compiled(name: str) -> None
 
 def proved(name: str) -> str:
     network = read_scenario(EXAMPLES / f"{name}.yaml").network
-    return first_lines_of_network(name, network, certify(network))[1].text
+    return first_lines(name, network, certify(network))[1].text
 
 
 def test_an_order_that_fails_is_named_with_the_rates_above_which_it_does() -> None:
@@ -146,7 +146,7 @@ def test_an_agent_has_one_load_with_the_caches_of_engines_and_its_other_end_is_t
     found = certify(network)
     pools = {pool.name: pool.rho_without_cache or 0.0 for pool in found.pools}
     assert pools["big"] < pools["small"]
-    (_, line) = first_lines_of_network(name, network, found)
+    (_, line) = first_lines(name, network, found)
     ends = rf"56% .* at pool big\) if prefix caches keep everything, {pools['small']:.0%} if nothing\. "
     assert re.match(ends, line.text)
 

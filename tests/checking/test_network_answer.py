@@ -10,9 +10,8 @@ import polars as pl
 import pytest
 
 import penstock as ps
-from penstock.checking.answer import check
+from penstock.checking.answer import Answer, check
 from penstock.checking.latency import SteadyState, steady_state
-from penstock.checking.network_answer import NetworkAnswer
 from penstock.errors import InputError
 from penstock.theory.operating_point import operating_point
 from tests.network_examples import DESTABILISING, UNIT, dag, fork_join, rybko_stolyar, self_reflection
@@ -28,11 +27,11 @@ def single(server: ps.Server, rate: float = 10.0, **pool: object) -> ps.Network:
 
 
 @pytest.fixture(scope="module")
-def forked() -> NetworkAnswer:
+def forked() -> Answer:
     return check(fork_join(0.6), jobs=6000, seed=1)
 
 
-def test_a_stable_network_has_one_verdict_and_a_latency(forked: NetworkAnswer) -> None:
+def test_a_stable_network_has_one_verdict_and_a_latency(forked: Answer) -> None:
     assert forked.certificate.verdict == "stable"
     assert forked.stability is not None
     assert forked.stability.verdict == forked.verdict == "stable"
@@ -48,8 +47,39 @@ def test_a_stable_network_has_one_verdict_and_a_latency(forked: NetworkAnswer) -
         assert known["p50"].value < known["p99"].value  # type: ignore[operator]
 
 
+def test_targets_of_a_network_are_judged_where_they_are_furthest_from_being_met() -> None:
+    network, seed = fork_join(0.6), 1
+    targets = ["ttft_p99<1ms", "e2e_mean<1000s", "tbt_p50<1000s"]
+    found = check(network, jobs=4_000, seed=seed, targets=targets, resolution=0.1)
+    assert [answer.judgement for answer in found.targets] == ["missed", "met", "met"]
+    assert found.latency is not None
+    first, whole, between = found.targets
+    waits = {stage.name: stage.latency["ttft_s"]["p99"].value for stage in found.stages if stage.latency}
+    assert first.place == max(waits, key=lambda name: waits[name] or 0.0)
+    assert first.estimate == found.latency.stages[first.place]["ttft_s"]["p99"]
+    assert (whole.place, between.place) == ("", ""), "there is one workflow"
+    assert whole.estimate == found.workflows[0].e2e["mean"]  # type: ignore[index]
+    assert found.missed
+    with pytest.raises(InputError, match="limits tpot, which in jobs of several calls"):
+        check(network, jobs=4_000, targets=["tpot_p99<1s"])
+    with pytest.raises(InputError, match="give `jobs`, and no `until`"):
+        check(network, until=100.0, targets=targets)
+
+
+def test_an_undecided_target_of_a_network_makes_the_run_longer() -> None:
+    network = single(ps.Server(TP1, 512), replicas=2)
+    short = check(network, jobs=2_000, resolution=0.1)
+    assert short.latency is not None
+    mean = short.latency.estimates["e2e_s"]["mean"].value
+    found = check(network, jobs=2_000, targets=[ps.Target("e2e_s", "mean", 1.001 * mean)], resolution=0.1)  # type: ignore[operator]
+    assert found.run.arrived > 2_000
+    precise = check(network, jobs=2_000, precision=0.02, resolution=0.1)
+    assert precise.latency is not None
+    assert precise.latency.precision <= 0.02 or precise.run.arrived == 32_000
+
+
 @pytest.fixture(scope="module")
-def replicated() -> NetworkAnswer:
+def replicated() -> Answer:
     """Three replicas before one, of which the router keeps one busier than the others."""
     workload = ps.Workload.poisson(4.0, ps.Geometric(900, max=8000), ps.Geometric(60, max=600))
     pools = {"prefill": ps.Pool(ps.Server(TP1, 1024), 3, "tokens"), "decode": ps.Pool(ps.Server(TP1, 512))}
@@ -59,7 +89,7 @@ def replicated() -> NetworkAnswer:
 
 @pytest.mark.parametrize("name", ["forked", "replicated"])
 def test_tables_say_what_model_and_run_say(name: str, request: pytest.FixtureRequest) -> None:
-    found: NetworkAnswer = request.getfixturevalue(name)
+    found: Answer = request.getfixturevalue(name)
     model, replicas = found.network.model(), found.run.replicas()
     for place, pool in enumerate(found.pools):
         of_pool = replicas.filter(pl.col("pool") == pool.name)

@@ -9,8 +9,7 @@ import polars as pl
 import pytest
 
 import penstock as ps
-from penstock.checking.answer import check
-from penstock.checking.network_answer import NetworkAnswer
+from penstock.checking.answer import Answer, check
 from penstock.checking.variants import own_order, with_order
 from penstock.workload.jobs import Jobs
 
@@ -35,11 +34,11 @@ def ranked(kind: type[ps.Network] = Ranked) -> ps.Network:
 
 
 @pytest.fixture(scope="module")
-def answer() -> NetworkAnswer:
+def answer() -> Answer:
     return check(ranked(), jobs=4_000, seed=1, resolution=0.1)
 
 
-def test_runs_tell_latency_by_workflow_stage_and_priority(answer: NetworkAnswer) -> None:
+def test_runs_tell_latency_by_workflow_stage_and_priority(answer: Answer) -> None:
     run = answer.run
     table, requests = run.priorities(), run.requests
     assert table["priority"].unique().sort().to_list() == [0, 7]
@@ -55,7 +54,7 @@ def test_runs_tell_latency_by_workflow_stage_and_priority(answer: NetworkAnswer)
     assert (jobs["mean"] * jobs["requests"]).sum() / run.finished == pytest.approx(whole)
 
 
-def test_the_urgent_wait_less_where_the_queue_goes_by_priority_and_not_elsewhere(answer: NetworkAnswer) -> None:
+def test_the_urgent_wait_less_where_the_queue_goes_by_priority_and_not_elsewhere(answer: Answer) -> None:
     found = {(of.stage, of.priority): of.latency for of in answer.priorities}
     assert set(found) == {(stage, value) for stage in (None, "agent.plan", "agent.write") for value in (0, 7)}
     urgent, others = (found["agent.plan", value]["ttft_s"]["mean"] for value in (0, 7))
@@ -70,7 +69,7 @@ def test_the_urgent_wait_less_where_the_queue_goes_by_priority_and_not_elsewhere
     assert urgent.value < stage["ttft_s"]["mean"].value < others.value  # type: ignore[operator]
 
 
-def test_pages_and_json_show_each_priority_with_its_latency(answer: NetworkAnswer) -> None:
+def test_pages_and_json_show_each_priority_with_its_latency(answer: Answer) -> None:
     tables = [table for section in answer.page().sections for table in section.tables]
     table = next(table for table in tables if table.title == "By priority")
     assert [row[:2] for row in table.rows] == [

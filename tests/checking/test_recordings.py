@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from penstock import Affine, Server, Workload, certify, check
-from penstock.checking.head_of_answer import head_of_server
+from penstock.checking.head_of_answer import head_of_answer
 from penstock.checking.recordings import recording_notes
 from penstock.cli import command_line
 
@@ -31,7 +31,7 @@ def test_a_stretch_that_overloads_is_named_first_and_there_is_no_steady_state():
     assert answer.latency is None
     assert "no steady state" in answer.latency_refused
     assert answer.verdict == "stable"  # of the mean rate
-    assert [line.label for line in head_of_server(answer, None)][1] == "Mind"
+    assert [line.label for line in head_of_answer(answer, None)][1] == "Mind"
     assert answer.as_dict()["latency"] is None
 
 

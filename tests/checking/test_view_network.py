@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.checking.answer import Answer
 from penstock.checking.figures_network import graph_figure
-from penstock.checking.network_answer import NetworkAnswer
 from penstock.checking.view_network import _POOLS, _pools_table
 from penstock.scenario.scenario import Scenario, build, read_scenario
 from penstock.show import page as pages
@@ -58,7 +58,7 @@ class Body(html.parser.HTMLParser):
             self.rows[-1][-1] += data.strip()
 
 
-def answered(name: str, folder: Path, jobs: int) -> tuple[Scenario, NetworkAnswer, Body]:
+def answered(name: str, folder: Path, jobs: int) -> tuple[Scenario, Answer, Body]:
     scenario = read_scenario(EXAMPLES / f"{name}.yaml")
     answer = ps.check(scenario.network, jobs=jobs, seed=0)
     path = folder / "new" / f"{name}.html"
@@ -67,23 +67,23 @@ def answered(name: str, folder: Path, jobs: int) -> tuple[Scenario, NetworkAnswe
 
 
 @pytest.fixture(scope="module")
-def research(tmp_path_factory: pytest.TempPathFactory) -> tuple[Scenario, NetworkAnswer, Body]:
+def research(tmp_path_factory: pytest.TempPathFactory) -> tuple[Scenario, Answer, Body]:
     return answered("research_fork_join", tmp_path_factory.mktemp("report"), 2000)
 
 
 @pytest.fixture(scope="module")
-def apart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Scenario, NetworkAnswer, Body]:
+def apart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Scenario, Answer, Body]:
     """Of which no theorem says anything."""
     return answered("disaggregated", tmp_path_factory.mktemp("report"), 1000)
 
 
 @pytest.fixture(scope="module")
-def crossed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Scenario, NetworkAnswer, Body]:
+def crossed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Scenario, Answer, Body]:
     return answered("rybko_stolyar", tmp_path_factory.mktemp("report"), 1000)
 
 
 def test_the_verdict_that_knows_comes_first_and_both_are_there(
-    apart: tuple[Scenario, NetworkAnswer, Body], crossed: tuple[Scenario, NetworkAnswer, Body]
+    apart: tuple[Scenario, Answer, Body], crossed: tuple[Scenario, Answer, Body]
 ) -> None:
     _, answer, page = apart
     assert answer.certificate.verdict == "unknown"
@@ -95,7 +95,7 @@ def test_the_verdict_that_knows_comes_first_and_both_are_there(
 
 
 def test_every_pool_is_told_with_its_load_and_what_it_did(
-    research: tuple[Scenario, NetworkAnswer, Body],
+    research: tuple[Scenario, Answer, Body],
 ) -> None:
     _, answer, page = research
     (heads, *rows) = next(rows for rows in page.tables.values() if rows and rows[0][0] == "Pool")
@@ -109,7 +109,7 @@ def test_every_pool_is_told_with_its_load_and_what_it_did(
 
 
 def test_every_stage_has_its_rate_and_its_latency_with_an_interval(
-    research: tuple[Scenario, NetworkAnswer, Body],
+    research: tuple[Scenario, Answer, Body],
 ) -> None:
     _, answer, page = research
     assert answer.latency is not None
@@ -134,7 +134,7 @@ def test_every_stage_has_its_rate_and_its_latency_with_an_interval(
 
 
 def test_latency_is_refused_with_its_reason_where_there_is_no_steady_state(
-    crossed: tuple[Scenario, NetworkAnswer, Body],
+    crossed: tuple[Scenario, Answer, Body],
 ) -> None:
     _, answer, page = crossed
     assert answer.latency is None
@@ -144,7 +144,7 @@ def test_latency_is_refused_with_its_reason_where_there_is_no_steady_state(
 
 
 def test_the_priority_order_that_fails_is_named_with_its_limit(
-    crossed: tuple[Scenario, NetworkAnswer, Body],
+    crossed: tuple[Scenario, Answer, Body],
 ) -> None:
     _, answer, page = crossed
     virtual = answer.certificate.virtual_station
@@ -158,7 +158,7 @@ def test_the_priority_order_that_fails_is_named_with_its_limit(
 
 
 def test_every_drawing_has_words_for_those_who_cannot_see_it_and_its_numbers_as_a_table(
-    research: tuple[Scenario, NetworkAnswer, Body],
+    research: tuple[Scenario, Answer, Body],
 ) -> None:
     _, answer, page = research
     graph, floods, *queues = dict.fromkeys(page.drawings)  # some once more, narrow
@@ -175,7 +175,7 @@ def test_every_drawing_has_words_for_those_who_cannot_see_it_and_its_numbers_as_
 
 
 def test_columns_of_words_are_flush_left_and_those_of_numbers_are_not(
-    research: tuple[Scenario, NetworkAnswer, Body],
+    research: tuple[Scenario, Answer, Body],
 ) -> None:
     table = _pools_table(research[1])
     words = [name for name, of_words in zip(table.columns, table.of_words, strict=True) if of_words]
@@ -183,7 +183,7 @@ def test_columns_of_words_are_flush_left_and_those_of_numbers_are_not(
 
 
 def test_a_narrow_terminal_shows_the_router_of_a_pool_with_replicas(
-    research: tuple[Scenario, NetworkAnswer, Body], capsys, monkeypatch
+    research: tuple[Scenario, Answer, Body], capsys, monkeypatch
 ) -> None:  # type: ignore[no-untyped-def]
     scenario, answer, _ = research
     said = in_words(capsys, monkeypatch, 80)(answer.page(scenario))
@@ -192,7 +192,7 @@ def test_a_narrow_terminal_shows_the_router_of_a_pool_with_replicas(
     assert ["jsq" in row.split() for row in rows] == [pool.replicas > 1 for pool in answer.pools]
 
 
-def test_hypotheses_that_fail_come_first(apart: tuple[Scenario, NetworkAnswer, Body]) -> None:
+def test_hypotheses_that_fail_come_first(apart: tuple[Scenario, Answer, Body]) -> None:
     _, answer, page = apart
     states = [
         word
@@ -224,9 +224,7 @@ def test_recorded_jobs_are_reported_without_a_test(tmp_path: Path) -> None:
     assert len(page.drawings) == 2
 
 
-def test_a_file_that_cannot_be_written_is_one_line(
-    crossed: tuple[Scenario, NetworkAnswer, Body], tmp_path: Path
-) -> None:
+def test_a_file_that_cannot_be_written_is_one_line(crossed: tuple[Scenario, Answer, Body], tmp_path: Path) -> None:
     scenario, answer, _ = crossed
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ps.InputError, match="cannot write"):
@@ -271,7 +269,7 @@ LONG = {
 
 
 @pytest.fixture(scope="module", params=[*NETWORKS, "long names"])
-def any_network(request: pytest.FixtureRequest) -> tuple[Scenario, NetworkAnswer]:
+def any_network(request: pytest.FixtureRequest) -> tuple[Scenario, Answer]:
     name = request.param
     scenario = build(LONG, Path()) if name == "long names" else read_scenario(EXAMPLES / f"{name}.yaml")
     return scenario, ps.check(scenario.network, jobs=600, resolution=0.1)

@@ -32,8 +32,6 @@ def test_what_is_neither_a_workload_on_a_server_nor_a_network_is_refused_in_one_
     [
         (ps.simulate, {"requests": 10}, "a network has jobs, not requests; give jobs="),
         (ps.check, {"requests": 10}, "a network has jobs, not requests; give jobs="),
-        (ps.check, {"jobs": 10, "targets": ["ttft_p99<2s"]}, "a network has no targets"),
-        (ps.check, {"jobs": 10, "precision": 0.1}, "give more jobs="),
         (ps.check, {"jobs": 10, "alpha": 0.1}, "give resolution="),
         (ps.check, {"jobs": 10, "estimate_memory": False}, "leave estimate_memory out"),
         (ps.verdict, {"alpha": 0.1}, "give resolution="),

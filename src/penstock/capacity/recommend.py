@@ -279,7 +279,7 @@ class _Study(NamedTuple):
             progress=part_of(progress, 0.0, 0.5),
         )  # fmt: skip
         if self.targets and answer.latency:  # by runs of one length, or they cannot be compared
-            rho = 1 / (1 - min(answer.stability.drift, 0.0))
+            rho = 1 / (1 - min(answer.tested.drift, 0.0))
             _, latency = estimate(
                 self.workload, exact, requests=self.requests, targets=self.targets, rho=rho,
                 most_requests=self.requests,
@@ -290,7 +290,7 @@ class _Study(NamedTuple):
             seed=self.workload.seed,
             progress=part_of(progress, 0.5, 1.0),
         )  # fmt: skip
-        shown = self.workload.rate if answer.stability.verdict == "stable" else 0.0
+        shown = self.workload.rate if answer.tested.verdict == "stable" else 0.0
         targets = tuple(judged(target, answer.latency) for target in self.targets)
         return Candidate(server, rates, answer, shown, targets)
 

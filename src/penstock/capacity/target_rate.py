@@ -4,12 +4,11 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from penstock.checking.batch_means import GAP_SECTIONS
 from penstock.checking.enough_requests import MOST_TIMES_LONGER, estimate, until_known
 from penstock.checking.goodput import goodput
 from penstock.checking.latency import SteadyState, judged
+from penstock.checking.of_network import refuse_between_calls
 from penstock.checking.recordings import recording_notes
 from penstock.checking.targets import Estimate, Judgement, Target, TargetAnswer
 from penstock.errors import InputError
@@ -174,12 +173,7 @@ def judge_of_network(
 ) -> Judge:
     """Return what judges a network at a load: the worst stage or workflow counts."""
     pools = certify(network).pools
-    calls = np.count_nonzero(network.prefill_means)
-    if calls > len(network.workflows) and any(one.metric == "tpot_s" for one in targets):
-        raise InputError(
-            "a target limits tpot, which in jobs of several calls counts what lies between these; "
-            "limit tbt"
-        )
+    refuse_between_calls(network, targets)
     fullest = min(pool.max_load for pool in pools)
 
     def judge(load: float, part: Progress) -> TargetTrial:

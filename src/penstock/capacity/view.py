@@ -15,7 +15,7 @@ from penstock.checking.doubt import known_within
 from penstock.checking.figures import region_figure
 from penstock.checking.view import (
     contradictions,
-    heading,
+    heading_of_server,
     target_verdicts,
     with_interval,
 )
@@ -50,7 +50,7 @@ def region_page(point: OperatingPoint, scenario: Scenario) -> Page:
     own = {} if point.own is None else {policy: point.own}
     return Page(
         title=scenario.name,
-        heading=heading(scenario.workload, scenario.server, policy),
+        heading=heading_of_server(scenario.workload, scenario.server, policy),
         notes=[
             *known_within(scenario.workload, scenario.server),
             *front_notes(scenario.workload, scenario.server),
@@ -117,7 +117,7 @@ def max_rate_page(
     table = Table(("Policy", *_HIGHEST, "Known by"), rows, caption, spare=("Share", "Known by"))
     return Page(
         title=scenario.name,
-        heading=heading(scenario.workload, scenario.server, policies),
+        heading=heading_of_server(scenario.workload, scenario.server, policies),
         head=head_of_rates(rates, scenario, servers),
         why=_BEHIND,
         rest=_TRIED if any(one.trials or one.targets for one in rates.values()) else "",
@@ -226,7 +226,7 @@ def recommend_page(recommendation: Recommendation, scenario: Scenario) -> Page:
         sections.append(Section("What was ruled out", tables=[_pruned(recommendation)]))
     return Page(
         title=scenario.name,
-        heading=heading(scenario.workload, server, server.policy.name),
+        heading=heading_of_server(scenario.workload, server, server.policy.name),
         head=said[:MOST_LINES],
         why="latencies with intervals",
         rest="all that was tried or ruled out",

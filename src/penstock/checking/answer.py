@@ -1,78 +1,85 @@
-"""The answer to "is it stable, what can it carry, at what latency": theorem, sequential test and
-run side by side.
+"""The answer to "is it stable, what can it carry, at what latency": theorem, test and run side by
+side, of a workload on a server and of a network.
 """
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from penstock import checks
-from penstock.checking.any_answer import AnyAnswer, latency_warnings, no_steady_state
-from penstock.checking.doubt import Doubt, beyond_rows, doubt_of_server
-from penstock.checking.enough_requests import checked_precision, estimate
-from penstock.checking.json_documents import latency_as_dict, load_as_dict, run_as_dict
-from penstock.checking.latency import SteadyState, judged
-from penstock.checking.notes import kv_notes, load_warnings, memory_warnings
-from penstock.checking.recordings import recording_notes
-from penstock.checking.stability import Stability
+from penstock.checking.doubt import Doubt
+from penstock.checking.latency import SteadyState
+from penstock.checking.stability import RECORDED, Stability
 from penstock.checking.targets import (
     Target,
     TargetAnswer,
     parsed_targets,
     refuse_gaps_of_one_token,
 )
-from penstock.checking.verdict import checked_of_server, verdict
+from penstock.checking.verdict import checked_of_network, checked_of_server, verdict
 from penstock.errors import InputError
-from penstock.show.page import Page
+from penstock.show.page import Page, Shown
 from penstock.simulation.progress import Progress, part_of
-from penstock.simulation.quick import MemoryEstimate, memory_is_full
-from penstock.simulation.rows import Record
-from penstock.simulation.run import TICK_S, Run, stop_tick
-from penstock.simulation.simulate import RunOptions, length_of_run, run_server, simulate
+from penstock.simulation.quick import MemoryEstimate
+from penstock.simulation.run import Run
+from penstock.simulation.simulate import simulate
 from penstock.system.kinds import as_network, refuse, refuse_of_clients
 from penstock.system.outages import Outage, listed
-from penstock.system.prefix_cache import as_serving, cache_notes, doubts_of, unsaid
+from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
-from penstock.theory.certificate import Certificate, certify
+from penstock.theory.certificate import SPIRAL, VIRTUAL, Certificate, certify
 from penstock.workload.workload import ClosedLoop, Workload
 
 if TYPE_CHECKING:
     from penstock.checking.closed_loop import ClosedAnswer
-    from penstock.checking.network_answer import NetworkAnswer
+    from penstock.checking.outages import OutageWindow
+    from penstock.checking.pools import PoolAnswer
+    from penstock.checking.stages import PriorityAnswer, StageAnswer, WorkflowAnswer
     from penstock.scenario.scenario import Scenario
     from penstock.system.network import Network
     from penstock.theory.operating_point import OperatingPoint
 
 ROWS_UP_TO = 1_000_000
-"""Longer runs keep a summary instead of a row per request, and latency has no intervals."""
+"""Longer runs of a server keep a summary instead of a row per request, and latency has no
+intervals.
+"""
 
 _TIMES_LONGER = 16  # where a target is undecided
 _FIRST_REQUESTS = 300
-_TEST_SHARE = 0.2  # of the work, for the progress bar
+# Of the work, for the progress bar: the test of a server, and that of a network.
+_TEST_SHARE, _FLOOD_SHARE = 0.2, 0.5
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Answer(AnyAnswer):
-    """What is known about a workload on a server.
+class Answer(Shown):
+    """What is known about a system: theorem, test and run side by side.
 
     Attributes
     ----------
-    workload, server
-        What was asked about.
-    certificate, stability, latency, warnings
-        As in `AnyAnswer`; the sequential test is never skipped, and no latency is known where the
-        run kept no rows.
+    system
+        What was asked about: a workload and a server, or a network.
+    certificate
+        What a theorem says.
+    stability
+        What the test says; None where all jobs are recorded, and come to an end.
     run
         What was simulated from empty.
+    latency
+        Latency of the steady state, or None where it is refused, or the run kept no rows.
     targets
         The targets given, judged.
     front
-        What to know before the verdict is read: what no row has seen, the prefix cache, KV memory.
+        What to know before the verdict is read: what no row has seen, prefix caches, KV memory.
+    warnings
+        What the user should know besides.
+    outages
+        What replicas that die and come back do to latency.
     calibration
-        As in `AnyAnswer`.
+        What is not known of the batch times; None: they are taken as exact.
     full
-        What the server carries once KV memory is full, by an estimate; None where something else
+        What a server carries once KV memory is full, by an estimate; None where something else
         is, or none is known.
     unsteady
         Why what was recorded has no steady state; None: nothing says so.
@@ -80,21 +87,114 @@ class Answer(AnyAnswer):
         Why the verdict hinges on KV memory that is estimated, as a clause; empty where it does not.
     """
 
-    workload: Workload
-    server: Server
+    system: "Network | tuple[Workload, Server]"
     certificate: Certificate
-    stability: Stability
+    stability: Stability | None
     run: Run
     latency: SteadyState | None
-    targets: tuple[TargetAnswer, ...]
-    warnings: tuple[str, ...]
+    targets: tuple[TargetAnswer, ...] = ()
     front: tuple[str, ...] = ()
-    full: MemoryEstimate | None = None
+    warnings: tuple[str, ...] = ()
+    outages: "tuple[OutageWindow, ...]" = ()
     calibration: Doubt | None = None
+    full: MemoryEstimate | None = None
     unsteady: str | None = None
     kv_doubt: str = ""
 
-    audited = "; audit a run to find out"
+    @property
+    def alone(self) -> bool:
+        """Whether it is of a workload on one server."""
+        return isinstance(self.system, tuple)
+
+    @property
+    def workload(self) -> Workload:
+        """What arrives at the server."""
+        return self._of_server[0]
+
+    @property
+    def server(self) -> Server:
+        """What serves it."""
+        return self._of_server[1]
+
+    @property
+    def _of_server(self) -> tuple[Workload, Server]:
+        if isinstance(self.system, tuple):
+            return self.system
+        raise InputError("this answer is about a network, which has `pools` and `workflows`")
+
+    @functools.cached_property
+    def network(self) -> "Network":
+        """The network; a workload on a server is short for one pool and one workflow."""
+        from penstock.system.network import Network
+
+        return self.system if isinstance(self.system, Network) else Network.single(*self.system)
+
+    @property
+    def verdict(self) -> str:
+        """Both in one word: ``contradiction``, or what the theorem says, or where it says nothing
+        the test; ``undecided`` where other batch times that may be true give another.
+        """
+        if self.disagreement:
+            return "contradiction"
+        return "undecided" if self.hinges_on_calibration else self._deciding.verdict
+
+    @property
+    def reason(self) -> str:
+        """The sentence of the one that gave the verdict, or of both if they contradict."""
+        if self.calibration is not None and self.hinges_on_calibration:
+            return self.calibration.reason(self._deciding.verdict)
+        return self.disagreement or self._deciding.reason
+
+    @property
+    def hinges_on_calibration(self) -> bool:
+        """Whether batch times that may be the true ones give another verdict."""
+        if self.calibration is None or self.disagreement:
+            return False
+        return not self.calibration.holds(self._deciding.verdict)
+
+    @property
+    def _deciding(self) -> Certificate | Stability:
+        if self.certificate.verdict == "unknown" and self.stability is not None:
+            return self.stability
+        return self.certificate
+
+    @property
+    def latency_refused(self) -> str | None:
+        """Why there is no latency of a steady state, or None."""
+        return no_steady_state(self.certificate, self.stability) or self.unsteady
+
+    @property
+    def disagreement(self) -> str | None:
+        """What to doubt where theorem and test contradict each other, or None: what nobody checked,
+        or Penstock.
+        """
+        certificate = self.certificate
+        test = self.stability
+        if test is None or {certificate.verdict, test.verdict} != {"stable", "unstable"}:
+            return None
+        audited = "; audit a run to find out" if self.alone else ""
+        if certificate.trusted:
+            cause = (
+                f"in doubt is what was taken on trust: {', '.join(certificate.trusted)}{audited}"
+            )
+        else:
+            cause = (
+                f"every hypothesis was checked, so {test.error}, and if it stays, please report it"
+            )
+        both = f"{certificate.theorem} says {certificate.verdict}, but the test says {test.verdict}"
+        return f"{both} ({test.reason}); {cause}"
+
+    @property
+    def tested(self) -> Stability:
+        """What the test says, which is never skipped at a server."""
+        if self.stability is None:
+            raise InputError(f"there is no test: {RECORDED}")
+        return self.stability
+
+    @property
+    def stability_skipped(self) -> str | None:
+        """Why there is no test, or None."""
+        return None if self.stability else RECORDED
 
     @property
     def missed(self) -> bool:
@@ -102,8 +202,36 @@ class Answer(AnyAnswer):
         return any(target.judgement != "met" for target in self.targets)
 
     @functools.cached_property
+    def pools(self) -> "tuple[PoolAnswer, ...]":
+        """What is asked of each pool, and what it did."""
+        from penstock.checking.pools import pool_answers
+
+        return pool_answers(self.network, self.certificate, self.run)
+
+    @functools.cached_property
+    def workflows(self) -> "tuple[WorkflowAnswer, ...]":
+        """What arrives of each workflow, and how long its jobs take."""
+        from penstock.checking.stages import workflow_answers
+
+        return workflow_answers(self.network, self.run, self.latency)
+
+    @functools.cached_property
+    def stages(self) -> "tuple[StageAnswer, ...]":
+        """What each stage asks of its pool, and how long it takes there."""
+        from penstock.checking.stages import stage_answers
+
+        return stage_answers(self.network, self.latency)
+
+    @functools.cached_property
+    def priorities(self) -> "tuple[PriorityAnswer, ...]":
+        """Latency by priority; none where requests have no priorities, or latency is refused."""
+        from penstock.checking.stages import priority_answers
+
+        return priority_answers(self.latency)
+
+    @functools.cached_property
     def drawn(self) -> "Drawn":
-        """What only figures show."""
+        """What only figures of a server show."""
         return Drawn(self.workload, self.server)
 
     def page(self, scenario: "Scenario | None" = None) -> Page:
@@ -114,26 +242,64 @@ class Answer(AnyAnswer):
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``check``."""
-        steady = self.latency.as_dict() if self.latency else {"latency": None, "intervals": None}
-        return {
-            "verdict": self.verdict,
-            "load": load_as_dict(self.certificate),
-            "certificate": self.certificate.as_dict(),
-            "stability": self.stability.as_dict(),
-            "simulation": run_as_dict(self.run) | {"verdict": self.stability.verdict},
-            "latency": None
-            if self.latency_refused
-            else steady["latency"] or latency_as_dict(self.run),
-            "latency_interval": steady["intervals"],
-            "latency_refused": self.latency_refused,
-            "targets": [target.as_dict() for target in self.targets],
-            "calibration": self.calibration.as_dict() if self.calibration else None,
-            "disagreement": self.disagreement,
-            "warnings": [*self.front, *self.warnings],
-        }
+        from penstock.checking.json_documents import answer_as_dict
+
+        return answer_as_dict(self)
+
+    @property
+    def bottleneck(self) -> "PoolAnswer":
+        """The pool with the least margin."""
+        return min(self.pools, key=lambda pool: round(pool.margin, 9))
+
+    @property
+    def loads(self) -> dict[str, float] | None:
+        """Load of each pool as the run measured it; None where none depends on the run."""
+        if self.network.reuse_is_certain:
+            return None
+        return {pool.name: pool.rho for pool in self.pools}
+
+    @property
+    def max_load(self) -> float:
+        """Factor on all rates above which no policy is stable."""
+        margin = min(pool.margin for pool in self.certificate.pools)
+        return 1 / (1 - margin) if margin < 1 else math.inf
+
+    @property
+    def order_fails(self) -> bool:
+        """Whether a priority order is what makes the network unstable, by theorem."""
+        return self.certificate.theorem in (VIRTUAL, SPIRAL)
+
+    def cycles_in_words(self) -> list[tuple[float, str]]:
+        """Return of each cycle of pools the certified factor on all rates, and its meaning."""
+        from penstock.theory.network.cyclic_pools import CERTIFIED
+        from penstock.theory.network.hypotheses import CARRIED
+
+        anyone = self.certificate.any_policy
+        others = all(
+            h.held for h in self.certificate.hypotheses if h.name not in (CERTIFIED, CARRIED)
+        )
+        certifies = "certifies" if others else "would, if the other hypotheses held, certify"
+        rows = []
+        for cycle in anyone.cycles if anyone else ():
+            what = "nothing is known of every work-conserving order of the stages"
+            if cycle.max_load > 0:
+                what = (
+                    f"the linear program {certifies} every work-conserving order of the stages up "
+                    "to so many times this load"
+                )
+                if cycle.max_load >= cycle.overload * (1 - 1e-5):
+                    what += ", where a pool is overloaded"
+                elif cycle.exact and others:
+                    what += "; above it some order fails"
+            rows.append(
+                (cycle.max_load, f"jobs go round between {' - '.join(cycle.pools)}: {what}")
+            )
+        return rows
 
     def next_step(self, file: str) -> str | None:
         """Return what to do about targets that are not met, or too much load, or None."""
+        if self.latency_refused and not self.alone:
+            return self._less_load_of_pools()
         if self.verdict == "unstable" and not self.targets:
             return self._less_load(file)
         if not self.missed:
@@ -143,13 +309,27 @@ class Answer(AnyAnswer):
             longer = longer_run(self)
             if longer is None:
                 return left_open(self)
-            return (
-                f"a longer run may decide it: `penstock check {file} --requests {longer} {targets}`"
-            )
+            count = f"--{'requests' if self.alone else 'jobs'} {longer}"
+            return f"a longer run may decide it: `penstock check {file} {count} {targets}`"
+        if not self.alone:
+            return "more replicas, other limits or less load may meet it"
         return (
             f"`penstock recommend {file} {targets}` looks for limits with which this server meets "
             "it; where none do, "
             "`penstock plan` finds how many replicas, and of which hardware, do"
+        )
+
+    def _less_load_of_pools(self) -> str | None:
+        """Say what to do about a network that is unstable."""
+        if self.order_fails:
+            return "write `order: fcfs` at the pools, or turn this order around (--orders compares)"
+        tightest = self.certificate.bottleneck
+        if tightest.max_load >= 1:
+            return None
+        limits = " and ".join(tightest.binding) or "batch time"
+        return (
+            f"the {limits} of pool {tightest.name} would have to be {1 / tightest.max_load:.3g} "
+            "times as much: more replicas there, other limits, or less load"
         )
 
     def _less_load(self, file: str) -> str:
@@ -184,14 +364,21 @@ def most_requests(workload: Workload) -> int:
 
 
 def longer_run(answer: Answer) -> int | None:
-    """Return how many requests may decide what a run left open; None: no longer one is kept."""
-    longer = min(_TIMES_LONGER * answer.run.arrived, most_requests(answer.workload))
+    """Return how many requests or jobs may decide what a run left open; None: no longer one is
+    kept.
+    """
+    longer = _TIMES_LONGER * answer.run.arrived
+    if answer.alone:
+        longer = min(longer, most_requests(answer.workload))
+    elif answer.network.ends:
+        longer = answer.run.arrived
     return longer if longer > answer.run.arrived else None
 
 
 def left_open(answer: Answer) -> str:
     """Say that no run decides a target."""
-    return f"{answer.run.arrived:,} requests leave it open, and no longer run is kept"
+    unit = "requests" if answer.alone else "jobs"
+    return f"{answer.run.arrived:,} {unit} leave it open, and no longer run is kept"
 
 
 @overload
@@ -228,12 +415,14 @@ def check(
     jobs: int | None = None,
     until: float | None = None,
     seed: int | None = None,
+    targets: Sequence[Target | str] = (),
+    precision: float | None = None,
     resolution: float | None = None,
     progress: Progress | None = None,
     outages: Sequence[Outage] = (),
     stability: Stability | None = None,
     certified: Callable[[Certificate], object] | None = None,
-) -> "NetworkAnswer": ...
+) -> Answer: ...
 def check(
     workload: "Workload | Network",
     server: Server | None = None,
@@ -251,7 +440,7 @@ def check(
     outages: Sequence[Outage] = (),
     stability: Stability | None = None,
     certified: Callable[[Any], object] | None = None,
-) -> "Answer | ClosedAnswer | NetworkAnswer":
+) -> "Answer | ClosedAnswer":
     """Certify a system, test it, simulate it, and refuse the latency of a steady state that it has
     not.
 
@@ -264,11 +453,12 @@ def check(
         As in `penstock.simulate`. Runs of networks keep their requests, so they have up to ten
         million jobs.
     targets
-        Of a server: upper limits of latencies, to be judged; as text such as ``ttft_p99<2s``, see
-        `Target.parse`. While one is undecided the run becomes longer, up to 16 times.
+        Upper limits of latencies, to be judged; as text such as ``ttft_p99<2s``, see
+        `Target.parse`. Of several stages or workflows the one furthest from its limit counts. While
+        one is undecided the run becomes longer, up to 16 times.
     precision
-        Of a server: largest half-width of the interval of any mean latency, over its value: 0.05 is
-        5%. Until then the run becomes longer, up to 16 times. Default: as it comes.
+        Largest half-width of the interval of any mean latency, over its value: 0.05 is 5%. Until
+        then the run becomes longer, up to 16 times. Default: as it comes.
     alpha, resolution
         As in `penstock.verdict`.
     estimate_memory
@@ -303,6 +493,8 @@ def check(
 
             return closed_answer(workload, server, requests, limits, progress, certified)
         # The length is refused before the test, not after it.
+        from penstock.checking.of_server import RunAsked, answer_of_server
+
         asked = RunAsked(workload, requests, until, limits, precision)
         checked_of_server(alpha, resolution)
         server = as_serving(workload, server)
@@ -313,121 +505,57 @@ def check(
             tested = part_of(progress, 0.0, _TEST_SHARE)
             stability = verdict(workload, server, alpha, resolution, workload.seed, progress=tested)
         simulated = part_of(progress, _TEST_SHARE, 1.0)
-        return _of_server(server, asked, stability, certificate, estimate_memory, simulated)
+        return answer_of_server(server, asked, stability, certificate, estimate_memory, simulated)
     network = as_network("check", workload, server)
-    refuse(
-        requests=requests,
-        targets=limits or None,
-        precision=precision,
-        alpha=alpha,
-        estimate_memory=None if estimate_memory else False,
-    )
-    from penstock.checking.network_answer import of_network
+    refuse(requests=requests, alpha=alpha, estimate_memory=None if estimate_memory else False)
+    from penstock.checking.of_network import JobsAsked, answer_of_network, flooded
 
-    return of_network(
-        network, jobs, until, seed, resolution, progress, outages, stability, certified
-    )
+    # What cannot be done is refused before the test, not after.
 
-
-@dataclasses.dataclass(frozen=True)
-class RunAsked:
-    """The run that a user wants: how long, and what it should decide."""
-
-    workload: Workload
-    requests: int | None
-    until: float | None
-    targets: Sequence[Target] = ()
-    precision: float | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be simulated."""
-        length_of_run(self.workload, self.requests, self.until)
-        stop_tick(self.until, TICK_S)
-        checked_precision(self.precision)
-        if (self.targets or self.precision is not None) and not self.has_rows:
-            raise InputError(
-                f"targets and precision need a run with a row per request, up to {ROWS_UP_TO:,}; "
-                "give `requests` up to that, and no `until`"
-            )
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether it keeps a row per request, from which the latency of a steady state follows."""
-        return self.until is None and (self.requests or self.workload.rows or 0) <= ROWS_UP_TO
-
-    def simulated(
-        self, server: Server, rho: float | None, progress: Progress
-    ) -> tuple[Run, SteadyState | None]:
-        """Simulate it, with the steady state's latency at a load ``rho``; None: no steady state."""
-        requests, until = self.requests, self.until
-        if rho is not None and self.has_rows:
-            return estimate(
-                self.workload, server, requests=requests, precision=self.precision,
-                targets=self.targets, rho=rho, progress=progress,
-            )  # fmt: skip
-        length = length_of_run(self.workload, requests, until)
-        options = RunOptions(stop_tick(until, TICK_S), progress=progress)
-        record = record_for(requests, until)
-        return run_server(self.workload, server, length, options, record), None
+    of_jobs = JobsAsked(network, jobs, until, seed, limits, precision, outages)
+    checked_of_network(resolution)
+    certificate = certify(network)
+    if certified is not None:
+        certified(certificate)
+    if stability is None and not network.ends:
+        tested = part_of(progress, 0.0, _FLOOD_SHARE)
+        stability = flooded(network, seed, resolution, tested)
+    simulated = part_of(progress, _FLOOD_SHARE, 1.0)
+    return answer_of_network(of_jobs, stability, certificate, resolution, simulated)
 
 
-def _of_server(
-    server: Server,
-    asked: RunAsked,
-    stability: Stability,
+def no_steady_state(
     certificate: Certificate,
-    estimate_memory: bool,
-    progress: Progress,
-) -> Answer:
-    """Answer for a server: see `check`."""
-    workload = asked.workload
-    rho = None
-    recorded, unsteady = recording_notes(workload, certificate)
-    if unsteady is None and not no_steady_state(certificate, stability):
-        # Under a backlog the server carries 1 / rho times what arrives.
-        rho = 1 / (1 - min(stability.drift, 0.0))
-    run, latency = asked.simulated(server, rho, progress)
-    certificate = certificate.with_found(run.found_share, run.server)
-    full = memory_is_full(workload, server) if estimate_memory else None
-    kv, kv_doubt = kv_notes(workload, server, stability.verdict, search=estimate_memory)
-    return Answer(
-        workload,
-        server,
-        certificate,
-        stability,
-        run,
-        latency,
-        targets=tuple(judged(target, latency) for target in asked.targets),
-        warnings=(
-            *_warnings(workload, server, certificate, full),
-            *latency_warnings(certificate, stability, latency),
-        ),
-        front=(
-            *doubts_of(workload, server),
-            *recorded,
-            *beyond_rows(workload, server),
-            *cache_notes(workload, server),
-            *kv,
-        ),
-        full=full,
-        calibration=doubt_of_server(workload, server),
-        unsteady=unsteady,
-        kv_doubt=kv_doubt,
-    )
+    stability: Stability | None,
+) -> str | None:
+    """Return why the latency of a steady state is refused, or None."""
+    if certificate.verdict in ("unstable", "critical"):
+        is_none = "there is no" if certificate.verdict == "unstable" else "there may be no"
+        return f"{certificate.reason}; {is_none} steady state whose latency could be told"
+    if stability is not None and stability.verdict == "unstable":
+        return f"{stability.reason}; there is no steady state whose latency could be told"
+    return None
 
 
-def _warnings(
-    workload: Workload, server: Server, certificate: Certificate, full: MemoryEstimate | None
+def latency_warnings(
+    certificate: Certificate,
+    stability: Stability | None,
+    latency: SteadyState | None,
 ) -> list[str]:
-    """Return what the user should know of the workload and the limits; ``full`` as in `Answer`."""
-    warnings = unsaid(workload.notices, cache_notes(workload, server))
-    if workload.rows is not None:
+    """Say what is in doubt of a latency."""
+    warnings = []
+    if (
+        stability is not None
+        and stability.verdict == "undecided"
+        and not no_steady_state(certificate, stability)
+    ):
         warnings.append(
-            "the test repeats the recording without end; for requests that are independent, "
-            "draw them from it with arrivals 'poisson'"
+            "whether it is stable is undecided, so there may be no steady state whose latency "
+            "this is"
         )
-    warnings += load_warnings(certificate.load, server)
-    return warnings + memory_warnings(certificate.load, workload, server, full)
+    if latency is not None:
+        warnings += latency.notices
+    return warnings
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -449,8 +577,3 @@ class Drawn:
         from penstock.theory.operating_point import operating_point
 
         return operating_point(self.workload, self.server)
-
-
-def record_for(requests: int | None, until: float | None) -> Record:
-    """Return what a run of that length keeps: a row per request where that is no burden."""
-    return "requests" if until is None and (requests or 0) <= ROWS_UP_TO else "summary"

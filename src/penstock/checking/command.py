@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,8 +22,10 @@ from penstock.checking.command_network import (
     Orders,
     OrdersBeside,
     Routers,
-    answer_network,
+    compare_orders,
     compare_variants,
+    draw_network,
+    refuse_beside_orders,
 )
 from penstock.errors import InputError
 from penstock.show import progress
@@ -76,35 +78,37 @@ def check(
     or, for a network, `network` with pools and workflows in place of the first two.
     """  # noqa: D301 - the escape itself keeps the lines of the example apart
     form.check(files_of(scenario))
-    of_server = {
-        "--policy": policy, "--requests": requests, "--target": targets, "--precision": precision,
-        "--alpha": alpha,
-    }  # fmt: skip
+    of_server = {"--policy": policy, "--requests": requests, "--alpha": alpha}
     document, is_network = read_either(scenario, of_server, {"--jobs": jobs, "--orders": orders})
-    if is_network:
-        answer_network(
-            chosen_scenario(scenario, arrivals=jobs, document=document),
-            seed,
-            resolution,
-            orders,
-            form,
-        )
+    arrivals = requests if jobs is None else jobs
+    chosen = chosen_scenario(scenario, policy, arrivals, seed, document)
+    if orders is not None:
+        refuse_beside_orders({"--target": targets, "--precision": precision})
+        compare_orders(chosen, orders, {"seed": seed, "resolution": resolution}, form)
         return
-    chosen = chosen_scenario(scenario, policy, requests, seed, document)
     from penstock.checking import answer
     from penstock.checking.targets import Target
 
     progress.announce_compilation()
     limits = [Target.parse(text) for text in targets or ()]
-    name = chosen.server.policy.name
+    name = chosen.name if is_network else chosen.server.policy.name
     with progress.bar(f"Simulating {name}") as show:
-        result = answer.check(
-            chosen.workload, chosen.server, requests=chosen.arrivals, until=chosen.until,
-            targets=limits, precision=precision, alpha=alpha, resolution=resolution, progress=show,
-            certified=partial(_begin, form, chosen),
-        )  # fmt: skip
-    refused = [name] if result.latency_refused else []
-    _draw(form, chosen, {name: result.run}, refused)
+        asked: dict[str, Any] = {
+            "until": chosen.until, "targets": limits, "precision": precision,
+            "resolution": resolution, "progress": show, "certified": partial(_begin, form, chosen),
+        }  # fmt: skip
+        if is_network:
+            result = answer.check(
+                chosen.network, jobs=chosen.arrivals, seed=seed, outages=chosen.outages, **asked
+            )
+        else:
+            result = answer.check(
+                chosen.workload, chosen.server, requests=chosen.arrivals, alpha=alpha, **asked
+            )
+    if is_network:
+        draw_network(form, result)
+    else:
+        _draw(form, chosen, {name: result.run}, [name] if result.latency_refused else [])
     document = result.as_dict()
     document |= {"measured": measured(chosen), "next": result.next_step(chosen.file)}
     form.show(result.page(chosen), document)
@@ -116,8 +120,7 @@ def _begin(form: Form, scenario: "Scenario", certificate: "Certificate | None") 
     from penstock.checking.head import first_lines
 
     if not form.as_json:
-        of = scenario
-        form.begin(first_lines(of.name, of.workload, of.server, certificate, of.hardware))
+        form.begin(first_lines(scenario.name, scenario.system, certificate, scenario.hardware))
 
 
 Policies = Annotated[
@@ -211,7 +214,7 @@ def simulate(
     """Say what happened in one finite run, whatever the theory says."""
     form.check(files_of(scenario))
     chosen = chosen_scenario(scenario, policy, requests, seed)
-    from penstock.checking import answer, json_documents
+    from penstock.checking import answer, json_documents, of_server
     from penstock.checking.doubt import known_within
     from penstock.checking.notes import load_warnings
     from penstock.checking.recordings import recording_notes
@@ -221,7 +224,7 @@ def simulate(
     from penstock.theory.certificate import certify
     from penstock.theory.kv_blocks import served
 
-    answer.RunAsked(chosen.workload, chosen.arrivals, chosen.until)  # or refused
+    of_server.RunAsked(chosen.workload, chosen.arrivals, chosen.until)  # or refused
     # The load is said beside the run, where there is one, though no verdict is drawn from it.
     rated = chosen.workload.has_rate
     certificate = certify(chosen.workload, chosen.server) if rated else None
@@ -235,7 +238,7 @@ def simulate(
             chosen.server,
             requests=chosen.arrivals,
             until=chosen.until,
-            record=answer.record_for(chosen.arrivals, chosen.until),
+            record=of_server.record_for(chosen.arrivals, chosen.until),
             progress=show,
         )
     front, warnings, load = front_notes(chosen.workload, run.server), [], None

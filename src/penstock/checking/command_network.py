@@ -12,10 +12,9 @@ from penstock.show.options import Form
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.checking.network_answer import NetworkAnswer
+    from penstock.checking.answer import Answer
     from penstock.scenario.scenario import Scenario
     from penstock.system.network import Network
-    from penstock.theory.certificate import Certificate
 
 
 Jobs = Annotated[int | None, typer.Option("--jobs", help="Of a network: jobs to simulate.")]
@@ -36,42 +35,18 @@ Routers = Annotated[
 ]
 
 
-def answer_network(
-    chosen: "Scenario",
-    seed: int | None,
-    resolution: float | None,
-    orders: str | None,
-    form: Form,
-) -> None:
-    """Answer for a network."""
-    if orders is not None:
-        asked = {"seed": seed, "resolution": resolution}
-        networks = _beside_its_own(chosen, orders)
-        _compare(chosen, networks, "Order", asked, form)
-        return
-    from penstock.checking.answer import check
-    from penstock.checking.head import first_lines_of_network
+def compare_orders(chosen: "Scenario", orders: str, asked: dict[str, Any], form: Form) -> None:
+    """Put a network's own order and others side by side; ``asked`` goes to `compare_networks`."""
+    _compare(chosen, _beside_its_own(chosen, orders), "Order", asked, form)
 
-    def say(certificate: "Certificate") -> None:
-        name, network = chosen.name, chosen.network
-        form.begin(first_lines_of_network(name, network, certificate, chosen.hardware))
 
-    progress.announce_compilation()
-    with progress.bar(f"Simulating {chosen.name}") as show:
-        answer = check(
-            chosen.network,
-            jobs=chosen.arrivals,
-            until=chosen.until,
-            seed=seed,
-            resolution=resolution,
-            progress=show,
-            outages=chosen.outages,
-            certified=None if form.as_json else say,
-        )
-    if form.figures is not None:
-        _draw(form, answer)
-    form.show(answer.page(chosen), answer.as_dict())
-    form.leave(answer.verdict != "stable")
+def refuse_beside_orders(options: dict[str, Any]) -> None:
+    """Refuse what only one network is asked."""
+    for option, value in options.items():
+        if value is not None:
+            raise InputError(
+                f"{option} judges one network, and --orders compares several; leave out one of them"
+            )
 
 
 def compare_variants(
@@ -129,8 +104,10 @@ def _beside_its_own(chosen: "Scenario", orders: str) -> "dict[str, Network]":
     return own | variants | own
 
 
-def _draw(form: Form, answer: "NetworkAnswer") -> None:
+def draw_network(form: Form, answer: "Answer") -> None:
     """Write the figures: the graph, the floods, the queues."""
+    if form.figures is None:
+        return
     from penstock.checking import charts_network as plotting_network
 
     charts = {

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock import checks
-from penstock.checking.answer import check
+from penstock.checking.answer import Answer, check
 from penstock.checking.batch_means import BATCHES, Batches, Statistics, Waits, few_bursts
 from penstock.checking.differences import Sample, difference
 from penstock.checking.goodput import good_jobs, goodput_share
 from penstock.checking.latency import LEAST_JOBS, Queues, batched, in_batches
-from penstock.checking.network_answer import NetworkAnswer
 from penstock.checking.pools import reuse_warnings
 from penstock.checking.targets import Estimate, Target, parsed_targets
 from penstock.checking.variants import OrderChoice, with_order
@@ -77,7 +76,7 @@ class NetworkComparison(Shown):
         With which each interval holds its value.
     """
 
-    answers: Mapping[str, NetworkAnswer]
+    answers: Mapping[str, Answer]
     targets: tuple[Target, ...]
     rows: tuple[ComparedWorkflow, ...]
     jobs: int
@@ -265,9 +264,7 @@ def _reordered(
     return networks
 
 
-def _compared(
-    answers: Mapping[str, NetworkAnswer], targets: tuple[Target, ...]
-) -> NetworkComparison:
+def _compared(answers: Mapping[str, Answer], targets: tuple[Target, ...]) -> NetworkComparison:
     """Lay latencies side by side, of the jobs that all networks were steady for."""
     steady = {name: answer.latency for name, answer in answers.items() if answer.latency}
     if not steady:

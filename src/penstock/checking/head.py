@@ -87,13 +87,16 @@ def _is_a_request(workflow: Workflow | Sessions) -> bool:
 
 def first_lines(
     name: str,
-    workload: Workload,
-    server: Server,
+    system: Network | tuple[Workload, Server],
     certificate: Certificate | None,
     hardware: Mapping[str, str] | None = None,
 ) -> list[Line]:
-    """Say what arrives at a server, what to doubt of that, and what a theorem says of it."""
+    """Say what arrives and what serves it, what to doubt of that, and what a theorem says of it."""
     # None: nothing that theory speaks of, for it has no rate.
+    if isinstance(system, Network):
+        assert certificate is not None
+        return _first_lines_of_network(name, system, certificate, hardware)
+    workload, server = system
     asked = asked_of_server(name, workload, server, hardware)
     if certificate is None:
         lines = [asked, *doubted(doubts_of(workload, server))]
@@ -126,7 +129,7 @@ def doubted(doubts: Sequence[str]) -> list[Line]:
     return [Line("Mind", " ".join(doubts))] if doubts else []
 
 
-def first_lines_of_network(
+def _first_lines_of_network(
     name: str,
     network: Network,
     certificate: Certificate,

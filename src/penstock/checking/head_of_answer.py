@@ -10,7 +10,6 @@ from penstock.checking.answer import (
     longer_run,
     most_requests,
 )
-from penstock.checking.any_answer import AnyAnswer
 from penstock.checking.batch_means import Statistics, enough_for_bursts
 from penstock.checking.closed_loop import ClosedAnswer
 from penstock.checking.doubt import Interval
@@ -19,10 +18,8 @@ from penstock.checking.head import (
     LATENCIES,
     MOST_NAMED,
     first_lines,
-    first_lines_of_network,
     share_of,
 )
-from penstock.checking.network_answer import NetworkAnswer
 from penstock.checking.targets import TargetAnswer
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import MOST_LINES, Line
@@ -38,36 +35,39 @@ BEHIND_WHY = "hypotheses and limits"
 BEHIND_ALL = "every statistic with its interval"
 
 
-def head_of_server(answer: Answer, scenario: Scenario | None) -> list[Line]:
-    """Return all lines of the answer for a server."""
+def head_of_answer(answer: Answer, scenario: Scenario | None) -> list[Line]:
+    """Return all lines of an answer."""
     name, file = (scenario.name, scenario.file) if scenario else ("check", "SCENARIO")
     hardware = scenario.hardware if scenario else {}
-    lines = first_lines(name, answer.workload, answer.server, answer.certificate, hardware)
+    lines = first_lines(name, answer.system, answer.certificate, hardware)
     lines += [*_of_test(answer), *_of_targets(answer)]
-    mind = _to_mind(answer)
+    mind, rests_on = _to_mind(answer), _rests_on(answer, scenario)
     if answer.latency_refused:
         step = answer.next_step(file)
         last = [Line("Next", sentence(step))] if step else []
-        return [*lines, *mind, *last, *_rests_on(answer, scenario)][:MOST_LINES]
+        return [*lines, *mind, *last, *rests_on][:MOST_LINES]
+    if answer.latency is None:
+        return _fitted(lines, latency_of_run(answer.run), mind, rests_on, "")
+    of = answer.latency
+    shown = {metric: places for metric in LATENCIES if (places := of.places(metric))}
+    texts = {LATENCIES[metric]: _worst(places) for metric, places in shown.items()}
     enough: int | None = None
-    if answer.latency is not None:
-        of = answer.latency
-        if not of.too_short:  # else another length would do
-            enough = enough_for_bursts(_shown(of.estimates), of.confidence, of.jobs)
-        if enough is not None and enough > most_requests(answer.workload):
-            enough = None
-        texts = {label: _latency(of.estimates[metric]) for metric, label in LATENCIES.items()}
-    else:
-        texts = latency_of_run(answer.run)
-    longer = f"--requests {enough}" if enough else ""
-    return _fitted(lines, texts, mind, _rests_on(answer, scenario), longer)
+    if not of.too_short:  # else another length would do
+        every = {
+            f"{at} {metric}": s for metric, places in shown.items() for at, s in places.items()
+        }
+        enough = enough_for_bursts(_shown(every), of.confidence, of.jobs)
+    if enough is None or (answer.alone and enough > most_requests(answer.workload)):
+        return _fitted(lines, texts, mind, rests_on, "")
+    unit = "requests" if answer.alone else "jobs"
+    return _fitted(lines, texts, mind, rests_on, f"--{unit} {enough}")
 
 
 def head_of_clients(answer: ClosedAnswer, scenario: Scenario | None) -> list[Line]:
     """Return all lines of the answer for a closed loop."""
     name, file = (scenario.name, scenario.file) if scenario else ("check", "SCENARIO")
     hardware = scenario.hardware if scenario else {}
-    lines = first_lines(name, answer.workload, answer.server, None, hardware)
+    lines = first_lines(name, (answer.workload, answer.server), None, hardware)
     if answer.targets:
         word, said = said_of_targets(answer.targets)
         step = answer.next_step(file)
@@ -96,51 +96,10 @@ def _carried(answer: ClosedAnswer) -> str:
     return f"{of.value:,.4g} requests/s{between}{near}"
 
 
-def head_of_network(answer: NetworkAnswer, scenario: Scenario | None) -> list[Line]:
-    """Return all lines of the answer for a network."""
-    name = scenario.name if scenario else "check"
-    hardware = scenario.hardware if scenario else {}
-    lines = first_lines_of_network(name, answer.network, answer.certificate, hardware)
-    lines += _of_test(answer)
-    mind = _to_mind(answer)
-    of = answer.latency
-    if of is None:
-        step = _step_of_network(answer)
-        last = [Line("Next", sentence(step))] if step else []
-        return [*lines, *mind, *last, *_rests_on(answer, None)][:MOST_LINES]
-    whole = {one.name: one.e2e for one in answer.workflows if one.e2e}
-    first = {s.name: s.latency["ttft_s"] for s in answer.stages if s.latency}
-    enough = None
-    if not of.too_short:  # else another length would do
-        enough = enough_for_bursts(_shown(whole | first), of.confidence, of.jobs)
-    texts = {
-        "First token": _worst(first),
-        **({"Per token": _latency(of.estimates["tbt_s"])} if "tbt_s" in of.estimates else {}),
-        "Whole call": _worst(whole),
-    }
-    longer = f"--jobs {enough}" if enough else ""
-    return _fitted(lines, texts, mind, _rests_on(answer, None), longer)
-
-
-def _step_of_network(answer: NetworkAnswer) -> str | None:
-    """Say what to do about a network that is unstable."""
-    if answer.order_fails:
-        return "write `order: fcfs` at the pools, or turn this order around (--orders compares)"
-    tightest = answer.certificate.bottleneck
-    if tightest.max_load >= 1:
-        return None
-    limits = " and ".join(tightest.binding) or "batch time"
-    return (
-        f"the {limits} of pool {tightest.name} would have to be {1 / tightest.max_load:.3g} times "
-        "as much: more replicas there, other limits, or less load"
-    )
-
-
 def head_of_run(scenario: Scenario, certificate: Certificate | None, run: Run) -> list[Line]:
     """Return the head of one finite run."""
-    first = first_lines(
-        scenario.name, scenario.workload, run.server, certificate, scenario.hardware
-    )
+    system = scenario.workload, run.server
+    first = first_lines(scenario.name, system, certificate, scenario.hardware)
     if certificate is None:
         rate = f"{run.finished / run.seconds:,.4g} requests/s" if run.end else "no time"
         said = f"{counted(run.finished, 'answer')} within {duration(run.seconds)}, {rate}"
@@ -189,7 +148,7 @@ def _fitted(
     return [*lines, *latencies, *mind, *last]
 
 
-def _of_test(answer: AnyAnswer) -> list[Line]:
+def _of_test(answer: Answer) -> list[Line]:
     """Say what the test says, where it decides or contradicts, and what batch times leave open."""
     test, doubt = answer.stability, answer.calibration
     if answer.disagreement:
@@ -226,11 +185,14 @@ def _of_targets(answer: Answer) -> list[Line]:
         return []
     word, texts = said_of_targets(answer.targets)
     if word == "missed":
-        texts.append("`penstock recommend` looks for limits that meet them, `plan` for a fleet")
+        remedy = "more replicas, other limits or less load may meet them"
+        if answer.alone:
+            remedy = "`penstock recommend` looks for limits that meet them, `plan` for a fleet"
+        texts.append(remedy)
     elif word == "undecided":
         longer = longer_run(answer)
-        told = f"a longer run may decide: --requests {longer}" if longer else left_open(answer)
-        texts.append(told)
+        unit = "requests" if answer.alone else "jobs"
+        texts.append(f"a longer run may decide: --{unit} {longer}" if longer else left_open(answer))
     return [Line(word, f"{'; '.join(texts)}.", judges=True)]
 
 
@@ -238,15 +200,15 @@ def said_of_targets(targets: Sequence[TargetAnswer]) -> tuple[str, list[str]]:
     """Return the worst that is said of any target, and the targets by what is said of them."""
     said: dict[str, list[str]] = {"missed": [], "undecided": [], "met": []}
     for answer in targets:
-        said[answer.judgement].append(f"{answer.target} ({answer.value})")
+        said[answer.judgement].append(f"{answer} ({answer.value})")
     word, *others = [(name, texts) for name, texts in said.items() if texts]
     return word[0], [", ".join(word[1]), *(f"{name}: {', '.join(of)}" for name, of in others)]
 
 
-def _to_mind(answer: AnyAnswer) -> list[Line]:
+def _to_mind(answer: Answer) -> list[Line]:
     """Say what can change a decision, if there is such a thing."""
     said = []
-    if isinstance(answer, Answer):
+    if answer.alone:
         run = answer.run
         if answer.kv_doubt:
             said.append(answer.kv_doubt)
@@ -268,7 +230,7 @@ def _lost(run: Run, expected: float = 0.0) -> list[str]:
     return [f"{share:.2%} of the requests never fit and are dropped"] if share > 0 else []
 
 
-def _rests_on(answer: AnyAnswer, scenario: Scenario | None) -> list[Line]:
+def _rests_on(answer: Answer, scenario: Scenario | None) -> list[Line]:
     """Say whether theorem and simulation agree, and where batch times come from: read on from the
     label.
     """
@@ -278,9 +240,9 @@ def _rests_on(answer: AnyAnswer, scenario: Scenario | None) -> list[Line]:
         agrees = test is not None and test.verdict == certificate.verdict
         said.append("a theorem and a simulation that agree" if agrees else "the theorem alone")
     measured = None
-    if isinstance(answer, Answer):
+    if answer.alone:
         measured = answer.certificate.measured
-    elif isinstance(answer, NetworkAnswer) and answer.bottleneck.found_share is not None:
+    elif answer.bottleneck.found_share is not None:
         measured = answer.bottleneck.rho
     if measured is not None:
         said.append(f"what prefix caches found in this run (a load of {share_of(measured)})")
@@ -328,7 +290,9 @@ def _latency(of: Statistics) -> str:
 
 
 def _worst(of: Mapping[str, Statistics]) -> str:
-    """Return mean and p99 of the longest, each with its name."""
+    """Return mean and p99 of the longest, each with its name where there are several."""
+    if len(of) == 1:
+        return _latency(next(iter(of.values())))
     ranked = sorted(of, key=lambda name: of[name]["p99"].value or 0.0, reverse=True)
     texts = [f"{name} {_latency(of[name])}" for name in ranked[:MOST_NAMED]]
     if len(ranked) > MOST_NAMED:

@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping, Sequence
 
 from penstock.checking.answer import Answer
-from penstock.checking.any_answer import AnyAnswer
 from penstock.checking.comparison import ComparedWorkflow, NetworkComparison
 from penstock.checking.head import LATENCIES, asked_of_server
 from penstock.scenario.scenario import Scenario
@@ -35,7 +34,7 @@ def head_of_policies(
 
 def _policy(answer: Answer, fastest: bool) -> str:
     if answer.latency is None:
-        does = 1 - answer.stability.drift
+        does = 1 - answer.tested.drift
         grows = f": it does {does:.3g} times the work that arrives" if does < 1 else ""
         return f"{answer.verdict}{grows}"
     means = [
@@ -97,7 +96,7 @@ def _mean(row: ComparedWorkflow) -> float:
 
 
 def _head(
-    asked: Line, answers: Mapping[str, AnyAnswer], lines: Mapping[str, str],
+    asked: Line, answers: Mapping[str, Answer], lines: Mapping[str, str],
     speed: Mapping[str, float],
 ) -> list[Line]:  # fmt: skip
     """Return a line for each, the first one's first; of many the fastest of the others."""

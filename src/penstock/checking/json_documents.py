@@ -6,12 +6,86 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.checking.batch_means import Statistics, ends, values
+from penstock.simulation.rows import recorded
 from penstock.simulation.run import Run
 from penstock.theory.certificate import Certificate
 from penstock.words import STATISTICS
 
 if TYPE_CHECKING:
-    from penstock.checking.network_answer import NetworkAnswer, StageAnswer, WorkflowAnswer
+    from penstock.checking.answer import Answer
+    from penstock.checking.stages import StageAnswer, WorkflowAnswer
+
+
+def answer_as_dict(answer: "Answer") -> dict[str, Any]:
+    """Return the JSON form of an answer; a network's says what each pool and stage does, too."""
+    steady = answer.latency
+    whole = {} if steady is None else steady.estimates
+    latency = None
+    if not answer.latency_refused:
+        latency = {metric: values(of) for metric, of in whole.items()}
+        if steady is None:
+            latency = latency_as_dict(answer.run)
+    return {
+        "verdict": answer.verdict,
+        "load": _load_of_answer(answer),
+        "certificate": answer.certificate.as_dict(),
+        "stability": answer.stability and answer.stability.as_dict(),
+        "stability_skipped": answer.stability_skipped,
+        "simulation": run_as_dict(answer.run)
+        | {"verdict": answer.stability and answer.stability.verdict},
+        "latency": latency,
+        "latency_interval": steady and {metric: ends(of) for metric, of in whole.items()},
+        "latency_refused": answer.latency_refused,
+        "steady_state": steady
+        and {
+            "jobs": steady.jobs,
+            "warmup_jobs": steady.warmup_jobs,
+            "confidence": steady.confidence,
+        },
+        "targets": [target.as_dict() for target in answer.targets],
+        **(_places(answer) if not answer.alone else {}),
+        "outages": [window.as_dict() for window in answer.outages],
+        "calibration": answer.calibration and answer.calibration.as_dict(),
+        "disagreement": answer.disagreement,
+        "warnings": [*answer.front, *answer.warnings],
+    }
+
+
+def _places(answer: "Answer") -> dict[str, Any]:
+    """Return what is said of each pool, workflow, stage and priority."""
+    return {
+        "pools": [
+            dataclasses.asdict(pool)
+            | {
+                "binding": list(pool.binding),
+                "limits": [dataclasses.asdict(of) | {"margin": of.margin} for of in pool.limits],
+            }
+            for pool in answer.pools
+        ],
+        "workflows": [_workflow_as_dict(workflow) for workflow in answer.workflows],
+        "stages": [_stage_as_dict(stage) for stage in answer.stages],
+        "priorities": [
+            {"workflow": of.workflow, "stage": of.stage, "priority": of.priority}
+            | _latency_as_dict(of.latency)
+            for of in answer.priorities
+        ],
+    }
+
+
+def _load_of_answer(answer: "Answer") -> dict[str, Any]:
+    """Return the load of a server, or of the pool of a network with the least margin."""
+    certificate = answer.certificate
+    if answer.alone:
+        return load_as_dict(certificate)
+    bottleneck = answer.bottleneck
+    return {
+        "bottleneck": bottleneck.name,
+        "rho": bottleneck.rho,
+        "margin": bottleneck.margin,
+        "max_load": answer.max_load if math.isfinite(answer.max_load) else None,
+        "rho_at_least": bottleneck.rho_at_least,
+        "rho_without_cache": bottleneck.rho_without_cache,
+    }
 
 
 def load_as_dict(certificate: Certificate) -> dict[str, float | None]:
@@ -35,7 +109,8 @@ def run_as_dict(run: Run) -> dict[str, Any]:
     growth = run.growth_tokens_per_s
     return {
         "verdict": None,
-        "requests": run.arrived,
+        "jobs": run.arrived,
+        "requests": run.arrived if run.ends is None else recorded(run.rows, "requests").finish.size,
         "unfinished": run.unfinished,
         "batches": run.n_batches,
         "seconds": run.seconds,
@@ -54,99 +129,6 @@ def latency_as_dict(run: Run) -> dict[str, dict[str, float | None]]:
     return {
         row["metric"]: {name: row[name] for name in STATISTICS}
         for row in run.latency().iter_rows(named=True)
-    }
-
-
-def network_as_dict(answer: "NetworkAnswer") -> dict[str, Any]:
-    """Return the JSON form of the answer for a network."""
-    bottleneck = answer.bottleneck
-    return {
-        "verdict": answer.verdict,
-        "load": {
-            "bottleneck": bottleneck.name,
-            "rho": bottleneck.rho,
-            "margin": bottleneck.margin,
-            "max_load": answer.max_load if math.isfinite(answer.max_load) else None,
-            "rho_at_least": bottleneck.rho_at_least,
-            "rho_without_cache": bottleneck.rho_without_cache,
-        },
-        "certificate": certificate_as_dict(answer.certificate),
-        "stability": answer.stability.as_dict() if answer.stability else None,
-        "stability_skipped": answer.stability_skipped,
-        "simulation": _run_as_dict(answer),
-        "pools": [
-            dataclasses.asdict(pool)
-            | {
-                "binding": list(pool.binding),
-                "limits": [dataclasses.asdict(of) | {"margin": of.margin} for of in pool.limits],
-            }
-            for pool in answer.pools
-        ],
-        "workflows": [_workflow_as_dict(workflow) for workflow in answer.workflows],
-        "stages": [_stage_as_dict(stage) for stage in answer.stages],
-        "priorities": [
-            {"workflow": of.workflow, "stage": of.stage, "priority": of.priority}
-            | _latency_as_dict(of.latency)
-            for of in answer.priorities
-        ],
-        "outages": [window.as_dict() for window in answer.outages],
-        "steady_state": answer.latency
-        and {
-            "jobs": answer.latency.jobs,
-            "warmup_jobs": answer.latency.warmup_jobs,
-            "confidence": answer.latency.confidence,
-        },
-        "latency_refused": answer.latency_refused,
-        "calibration": answer.calibration.as_dict() if answer.calibration else None,
-        "disagreement": answer.disagreement,
-        "warnings": [*answer.front, *answer.warnings],
-    }
-
-
-def certificate_as_dict(certificate: Certificate) -> dict[str, Any]:
-    """Return the JSON form of a certificate."""
-    anyone, virtual = certificate.any_policy, certificate.virtual_station
-    return {
-        "verdict": certificate.verdict,
-        "theorem": certificate.theorem,
-        "reason": certificate.reason,
-        "hypotheses": [dataclasses.asdict(hypothesis) for hypothesis in certificate.hypotheses],
-        "certified_load": certificate.certified_load,
-        "any_policy": anyone
-        and {
-            "max_load": anyone.max_load,
-            "exact": anyone.exact,
-            "cycles": [
-                {"pools": list(cycle.pools), "max_load": cycle.max_load, "exact": cycle.exact}
-                for cycle in anyone.cycles
-            ],
-        },
-        "virtual_station": virtual
-        and {
-            "pools": list(virtual.pools),
-            "stages": [list(stages) for stages in virtual.classes],
-            "pushes": [list(stages) for stages in virtual.pushes],
-            "loads": list(virtual.loads),
-            "max_load": virtual.max_load,
-        },
-        "order": [list(pools) for pools in certificate.order],
-        "joins": [
-            {"stage": join.stage, "branches": join.branches, "bound": join.bound}
-            for join in certificate.joins
-        ],
-    }
-
-
-def _run_as_dict(answer: "NetworkAnswer") -> dict[str, Any]:
-    run = answer.run
-    growth = run.growth_tokens_per_s
-    return {
-        "verdict": answer.stability.verdict if answer.stability else None,
-        "jobs": run.arrived,
-        "unfinished": run.arrived - run.finished,
-        "requests": run.requests.height,
-        "seconds": run.seconds,
-        "growth_tokens_per_s": growth if math.isfinite(growth) else None,
     }
 
 

@@ -117,27 +117,29 @@ class SteadyState:
         """
         return judged(target, self).judgement
 
-    def answers(self, target: Target) -> list[TargetAnswer]:
-        """Judge a target for all requests, or else at each stage with a prompt, or of each
-        workflow.
+    def places(self, metric: str) -> Mapping[str, Statistics]:
+        """Return the statistics of a metric by where they are of: of all requests (an empty name),
+        or else at each stage with a prompt, or of each workflow; empty where there are none.
         """
-        metric = target.metric
-        places: Mapping[str, Statistics] = {"": self.estimates.get(metric, {})}
-        if metric not in self.estimates and metric == "ttft_s":
-            places = {call: self.stages[call][metric] for call in self.calls}
-        elif metric not in self.estimates and metric == "e2e_s":
-            places = self.workflows
-        for statistics in places.values():
-            if target.statistic not in statistics:
-                known = ", ".join(statistics) or "none"
+        if metric in self.estimates:
+            return {"": self.estimates[metric]}
+        if metric == "ttft_s":
+            return {call: self.stages[call][metric] for call in self.calls}
+        return self.workflows if metric == "e2e_s" else {}
+
+    def answers(self, target: Target) -> list[TargetAnswer]:
+        """Judge a target at each of its `places`."""
+        answers = []
+        for place, of in (self.places(target.metric) or {"": {}}).items():
+            if target.statistic not in of:
+                known = ", ".join(of) or "none"
                 raise InputError(
                     f"{target} needs the {target.statistic}, but only {known} were estimated; give "
                     "the target to steady_state or estimate"
                 )
-        return [
-            TargetAnswer(target, of[target.statistic], target.judge(of[target.statistic]), place)
-            for place, of in places.items()
-        ]
+            estimate = of[target.statistic]
+            answers.append(TargetAnswer(target, estimate, target.judge(estimate), place))
+        return answers
 
     @property
     def precision(self) -> float:

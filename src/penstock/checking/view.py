@@ -6,16 +6,15 @@ from typing import Protocol
 import numpy as np
 
 from penstock.checking.answer import Answer, Drawn
-from penstock.checking.any_answer import AnyAnswer
 from penstock.checking.closed_loop import ClosedAnswer
 from penstock.checking.figures import gantt_figure, latency_figure, region_figure, token_figure
 from penstock.checking.head import BECAUSE, MIDDLE, SAME
 from penstock.checking.head_of_answer import (
     BEHIND_ALL,
     BEHIND_WHY,
+    head_of_answer,
     head_of_clients,
     head_of_run,
-    head_of_server,
 )
 from penstock.checking.head_of_comparison import head_of_policies
 from penstock.checking.latency import SteadyState
@@ -53,31 +52,45 @@ _HIGHLIGHTS = ("p50", "p99")  # statistics in the table of several policies
 
 
 def answer_page(answer: Answer, scenario: Scenario | None = None) -> Page:
-    """Show the answer for one policy: verdicts first."""
+    """Show an answer: verdicts first."""
+    if answer.alone:
+        name = answer.server.policy.name
+        heading = heading_of_server(answer.workload, answer.server, name)
+        sections = _sections_of_server(answer, scenario)
+    else:
+        from penstock.checking.view_network import network_heading, sections_of_network
+
+        heading = network_heading(answer.network)
+        sections = sections_of_network(answer)
+    return Page(
+        title=scenario.name if scenario else "check",
+        heading=heading,
+        notes=answer.front,
+        head=head_of_answer(answer, scenario),
+        why=BEHIND_WHY,
+        rest=BEHIND_ALL,
+        verdicts=_verdicts(answer),
+        sections=sections,
+    )
+
+
+def _sections_of_server(answer: Answer, scenario: Scenario | None) -> list[Section]:
+    """Return what is known of a server behind the verdicts."""
     name = answer.server.policy.name
     load = _load_facts(answer.certificate, answer.server, answer.verdict)
     step = answer.next_step(scenario.file if scenario else "SCENARIO")
     refused = [name] if answer.latency_refused else []  # whose head says the step
-    return Page(
-        title=scenario.name if scenario else "check",
-        heading=heading(answer.workload, answer.server, name),
-        notes=answer.front,
-        head=head_of_server(answer, scenario),
-        why=BEHIND_WHY,
-        rest=BEHIND_ALL,
-        verdicts=_verdicts(answer),
-        sections=[
-            *([Section("Next", [sentence(step)], why=True)] if step and not refused else []),
-            Section("Load", facts=load, tables=_limits(answer.certificate), why=True),
-            *_measured(scenario),
-            *batch_times(answer),
-            *_hypotheses(answer.certificate),
-            Section("Simulated", [run_in_words(answer.run)], notes=answer.warnings),
-            _latency_section(answer),
-            *_figure_sections({name: answer.run}, refused),
-            *_batch_sections({name: answer.run}, {name: answer.drawn}),
-        ],
-    )
+    return [
+        *([Section("Next", [sentence(step)], why=True)] if step and not refused else []),
+        Section("Load", facts=load, tables=_limits(answer.certificate), why=True),
+        *_measured(scenario),
+        *batch_times(answer),
+        *_hypotheses(answer.certificate),
+        Section("Simulated", [run_in_words(answer.run)], notes=answer.warnings),
+        _latency_section(answer),
+        *_figure_sections({name: answer.run}, refused),
+        *_batch_sections({name: answer.run}, {name: answer.drawn}),
+    ]
 
 
 def closed_page(answer: ClosedAnswer, scenario: Scenario | None = None) -> Page:
@@ -85,7 +98,7 @@ def closed_page(answer: ClosedAnswer, scenario: Scenario | None = None) -> Page:
     name = answer.server.policy.name
     return Page(
         title=scenario.name if scenario else "check",
-        heading=heading(answer.workload, answer.server, name),
+        heading=heading_of_server(answer.workload, answer.server, name),
         notes=answer.front,
         head=head_of_clients(answer, scenario),
         why="what was assumed",
@@ -124,7 +137,7 @@ def run_page(
         load = [Section("Load", facts=facts, tables=_limits(certificate), why=True)]
     return Page(
         title=scenario.name,
-        heading=heading(scenario.workload, run.server, name),
+        heading=heading_of_server(scenario.workload, run.server, name),
         notes=front,
         head=head_of_run(scenario, certificate, run),
         why="load, what was assumed" if load else "what was assumed",
@@ -149,7 +162,7 @@ def compare_page(
     refused = [name for name, answer in answers.items() if answer.latency_refused]
     return Page(
         title=scenario.name,
-        heading=heading(scenario.workload, scenario.server, f"{len(answers)} policies"),
+        heading=heading_of_server(scenario.workload, scenario.server, f"{len(answers)} policies"),
         head=head_of_policies(scenario, answers, left_out),
         why="what theory and test say",
         rest="percentiles and intervals",
@@ -179,7 +192,7 @@ def compare_page(
     )
 
 
-def heading(workload: Workload, server: Server, policies: str) -> str:
+def heading_of_server(workload: Workload, server: Server, policies: str) -> str:
     """Say what arrives, and what serves it."""
     return f"{traffic(workload)}; {policies}, {server.limits}"
 
@@ -201,7 +214,7 @@ def contradictions(answers: Mapping[str, Doubted]) -> list[Verdict]:
     ]
 
 
-def theorem_and_test(answer: AnyAnswer) -> list[Verdict]:
+def theorem_and_test(answer: Answer) -> list[Verdict]:
     """Return what theorem and test say, the one that decides first."""
     # Before them contradictions, and what hinges on batch times that are not exact.
     certificate = answer.certificate
@@ -220,7 +233,7 @@ def theorem_and_test(answer: AnyAnswer) -> list[Verdict]:
     return contradictions({"": answer}) + hinging({"": answer}) + verdicts
 
 
-def hinging(answers: Mapping[str, AnyAnswer]) -> list[Verdict]:
+def hinging(answers: Mapping[str, Answer]) -> list[Verdict]:
     """Return what hinges on batch times that are not exact, by the names of the answers."""
     return [
         Verdict("undecided", f"{answer.reason}.", BECAUSE, about=name)
@@ -231,10 +244,13 @@ def hinging(answers: Mapping[str, AnyAnswer]) -> list[Verdict]:
 
 def _verdicts(answer: Answer) -> list[Verdict]:
     """Return what theorem and test say, what batch times leave open, and the targets."""
-    return theorem_and_test(answer) + target_verdicts(answer.targets)
+    verdicts = theorem_and_test(answer)
+    if answer.stability_skipped:
+        verdicts.append(Verdict("not tested", f"{answer.stability_skipped}."))
+    return verdicts + target_verdicts(answer.targets)
 
 
-def batch_times(answer: AnyAnswer) -> list[Section]:
+def batch_times(answer: Answer) -> list[Section]:
     """Return the intervals that batch times leave which are not exact."""
     doubt = answer.calibration
     if doubt is None:
@@ -428,7 +444,7 @@ def _policies_table(answers: Mapping[str, Answer]) -> Table:
         columns.append("Unfinished")
     rows = []
     for name, answer in answers.items():
-        run, test = answer.run, answer.stability
+        run, test = answer.run, answer.tested
         row = [
             name,
             answer.certificate.verdict,
@@ -446,7 +462,7 @@ def _policies_table(answers: Mapping[str, Answer]) -> Table:
         "Can do: work done under a large backlog over the work that arrives; below 1 the backlog "
         "grows"
     )
-    if any(answer.stability.interval is None for answer in answers.values()):
+    if any(answer.tested.interval is None for answer in answers.values()):
         caption += "; > 1 where it was gone before it could be measured"
     return Table(
         columns, rows, f"{caption}. A batch: tokens in it, on average.", spare=("Preempted",)

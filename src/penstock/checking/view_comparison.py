@@ -3,11 +3,11 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from penstock.checking.answer import Answer
 from penstock.checking.batch_means import Statistics
 from penstock.checking.comparison import ComparedWorkflow, NetworkComparison
 from penstock.checking.figures_network import comparison_figure
 from penstock.checking.head_of_comparison import head_of_networks
-from penstock.checking.network_answer import NetworkAnswer
 from penstock.checking.targets import Estimate
 from penstock.checking.view import contradictions, hinging, with_interval
 from penstock.checking.view_network import network_heading
@@ -158,7 +158,7 @@ def _share(estimate: Estimate | None) -> str:
     return "-" if estimate is None or estimate.value is None else f"{estimate.value:.1%}"
 
 
-def _reasons(answers: Mapping[str, NetworkAnswer]) -> list[Section]:
+def _reasons(answers: Mapping[str, Answer]) -> list[Section]:
     """Return what theory and test say of the orders, those of which they say the same together."""
     theory: dict[str, list[str]] = {}
     failing: dict[str, list[str]] = {}

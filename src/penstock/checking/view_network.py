@@ -1,24 +1,22 @@
-"""What is known of a network as a page: under one order between stages, or several side by side."""
+"""What is known of a network: the sections of its page."""
 
 import math
 
+from penstock.checking.answer import Answer
 from penstock.checking.batch_means import Statistics
 from penstock.checking.figures_network import flood_figure, graph_figure, queue_figure
-from penstock.checking.head_of_answer import BEHIND_ALL, BEHIND_WHY, head_of_network
-from penstock.checking.network_answer import NetworkAnswer, StageAnswer
 from penstock.checking.outages import outages_section
 from penstock.checking.pools import PoolAnswer
+from penstock.checking.stages import StageAnswer
 from penstock.checking.view import (
     NO_LATENCY,
     batch_times,
     growth,
     margin_fact,
     share,
-    theorem_and_test,
     with_interval,
 )
-from penstock.scenario.scenario import Scenario
-from penstock.show.page import Fact, Figure, Hypothesis, Page, Section, Table, Verdict
+from penstock.show.page import Fact, Figure, Hypothesis, Section, Table
 from penstock.simulation.run import Run
 from penstock.system.network import Network
 from penstock.theory.certificate import Certificate
@@ -40,45 +38,34 @@ _STATISTICS = ("mean", "p50", "p90", "p99")
 _LATENCY = {"ttft_s": "TTFT", "e2e_s": "E2E", "join_wait_s": "Wait at the join"}
 
 
-def network_page(answer: NetworkAnswer, scenario: Scenario | None = None) -> Page:
-    """Show the answer for a network: verdicts first."""
+def sections_of_network(answer: Answer) -> list[Section]:
+    """Return what is known of a network behind the verdicts."""
     certificate = answer.certificate
-    used = (
-        certificate.theorem if certificate.verdict == "stable" else "the theorems that say stable"
-    )
+    used = "the theorems that say stable"
+    if certificate.verdict == "stable":
+        used = str(certificate.theorem)
     failing_first = sorted(certificate.hypotheses, key=lambda hypothesis: hypothesis.held)
-    return Page(
-        title=scenario.name if scenario else "check",
-        heading=network_heading(answer.network),
-        notes=answer.front,
-        head=head_of_network(answer, scenario),
-        why=BEHIND_WHY,
-        rest=BEHIND_ALL,
-        verdicts=_verdicts(answer),
-        sections=[
-            Section("Load", facts=_load_facts(answer), why=True),
-            *batch_times(answer),
-            Section("Pools", tables=[_pools_table(answer), *_limits_tables(answer)], why=True),
-            Section(
-                "The network",
-                figures=lambda: [graph_figure(answer.network, certificate, answer.loads)],
-            ),
-            Section(
-                f"Hypotheses of {used}",
-                hypotheses=[Hypothesis(h.name, h.state, h.why) for h in failing_first],
-                why=True,
-            ),
-            Section(
-                "Workflows and stages",
-                ["In the long run, tokens a visit."],
-                tables=[_asked(answer)],
-            ),
-            Section("Simulated", [_run_in_words(answer.run)], notes=answer.warnings),
-            _latency_section(answer),
-            *outages_section(answer.outages),
-            Section("Floods and queues", figures=lambda: _floods_and_queues(answer)),
-        ],
-    )
+    return [
+        Section("Load", facts=_load_facts(answer), why=True),
+        *batch_times(answer),
+        Section("Pools", tables=[_pools_table(answer), *_limits_tables(answer)], why=True),
+        Section(
+            "The network",
+            figures=lambda: [graph_figure(answer.network, certificate, answer.loads)],
+        ),
+        Section(
+            f"Hypotheses of {used}",
+            hypotheses=[Hypothesis(h.name, h.state, h.why) for h in failing_first],
+            why=True,
+        ),
+        Section(
+            "Workflows and stages", ["In the long run, tokens a visit."], tables=[_asked(answer)]
+        ),
+        Section("Simulated", [_run_in_words(answer.run)], notes=answer.warnings),
+        _latency_section(answer),
+        *outages_section(answer.outages),
+        Section("Floods and queues", figures=lambda: _floods_and_queues(answer)),
+    ]
 
 
 def network_heading(network: Network) -> str:
@@ -94,15 +81,7 @@ def network_heading(network: Network) -> str:
     return "; ".join([pools, *workflows])
 
 
-def _verdicts(answer: NetworkAnswer) -> list[Verdict]:
-    """Return what theorem and test say, whichever decides first."""
-    verdicts = theorem_and_test(answer)
-    if answer.stability_skipped:
-        verdicts.append(Verdict("not tested", f"{answer.stability_skipped}."))
-    return verdicts
-
-
-def _load_facts(answer: NetworkAnswer) -> list[Fact]:
+def _load_facts(answer: Answer) -> list[Fact]:
     """Return bottleneck, margin, cycles, virtual station and joins."""
     certificate, tightest = answer.certificate, answer.bottleneck
     limiting = tightest if tightest.found_share is None else certificate.bottleneck
@@ -161,7 +140,7 @@ def _virtual_station(certificate: Certificate) -> list[Fact]:
     return [Fact("This order", f"{virtual.max_load:,.4g} x", meaning)]
 
 
-def _pools_table(answer: NetworkAnswer) -> Table:
+def _pools_table(answer: Answer) -> Table:
     columns = (
         "Pool", "Load", "Margin", "A batch", "Replicas", "Tokens/s", "Order", "Router",
         "Policy", "Held by",
@@ -190,7 +169,7 @@ def _pools_table(answer: NetworkAnswer) -> Table:
     return Table(columns, rows, _POOLS + _MEASURED * measured, spare=spare)
 
 
-def _limits_tables(answer: NetworkAnswer) -> list[Table]:
+def _limits_tables(answer: Answer) -> list[Table]:
     """Lay out what is asked of each limit, where a pool has one besides its token budget."""
     if all(len(pool.limits) < 2 for pool in answer.pools):
         return []
@@ -207,7 +186,7 @@ def _limits_tables(answer: NetworkAnswer) -> list[Table]:
     return [table if sampled else table.without("Error")]
 
 
-def _asked(answer: NetworkAnswer) -> Table:
+def _asked(answer: Answer) -> Table:
     """Lay out what each workflow and stage asks for."""
     rows: list[tuple[str, ...]] = []
     strong = []
@@ -236,7 +215,7 @@ def _run_in_words(run: Run) -> str:
     )
 
 
-def _latency_section(answer: NetworkAnswer) -> Section:
+def _latency_section(answer: Answer) -> Section:
     """Lay out E2E of workflows and stages with intervals, TTFT, and waits at joins."""
     steady = answer.latency
     if steady is None:
@@ -265,7 +244,7 @@ def _latency_section(answer: NetworkAnswer) -> Section:
     )
 
 
-def _by_priority(answer: NetworkAnswer) -> list[Table]:
+def _by_priority(answer: Answer) -> list[Table]:
     """Lay out the latency of each priority, where requests have several."""
     if not answer.priorities:
         return []
@@ -298,7 +277,7 @@ def _mean_and_p99(of: Statistics | None) -> tuple[str, str]:
     return (seconds(of["mean"].value), seconds(of["p99"].value)) if of else ("", "")
 
 
-def _intervals(answer: NetworkAnswer) -> list[Table]:
+def _intervals(answer: Answer) -> list[Table]:
     """Lay out all statistics with their intervals, which a terminal has no room for."""
     jobs = [
         (
@@ -342,7 +321,7 @@ def _interval(of: Statistics) -> tuple[str, str, str, str]:
     return mean, seconds(of["mean"].low), seconds(of["mean"].high), p99
 
 
-def _of(answer: NetworkAnswer, workflow: str) -> list[StageAnswer]:
+def _of(answer: Answer, workflow: str) -> list[StageAnswer]:
     """Return the stages of a workflow."""
     index = [one.name for one in answer.workflows].index(workflow)
     first, last = answer.network.first_stage[index : index + 2].tolist()
@@ -354,6 +333,6 @@ def _short(stage: str) -> str:
     return stage.partition(".")[2]
 
 
-def _floods_and_queues(answer: NetworkAnswer) -> list[Figure]:
+def _floods_and_queues(answer: Answer) -> list[Figure]:
     floods = [flood_figure(answer.stability)] if answer.stability else []
     return [*floods, queue_figure(answer.run)]

@@ -11,16 +11,12 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
-from penstock.capacity.target_rate import judge_of_network
 from penstock.checking.answer import Answer, check
-from penstock.checking.head_of_answer import head_of_network, head_of_server, said_of_targets
-from penstock.checking.network_answer import NetworkAnswer
+from penstock.checking.head_of_answer import head_of_answer
 from penstock.errors import InputError
-from penstock.scenario.scenario import DEFAULT_ARRIVALS, Scenario
 from penstock.serving import theory
 from penstock.serving.controls import Case, Controls, Values, field_of
-from penstock.show.page import MOST_LINES, Line
-from penstock.simulation.progress import Progress, part_of
+from penstock.simulation.progress import Progress
 
 Part = dict[str, Any]
 
@@ -33,7 +29,6 @@ _STILL_S = 0.15
 _MOST_AT_ONCE = 16
 """Answers: a page asks for one, and gives one up where it moves on."""
 _STEP = 0.01  # of the progress that is told
-_CHECK_SHARE = 0.6  # of the work, where replicas are judged by targets
 _SERIES_POINTS = 400
 
 
@@ -145,59 +140,30 @@ class Answers:
 
 def _simulated(case: Case, going: Progress) -> Part:
     """Return what `penstock check` says."""
-    answer: Answer | NetworkAnswer
     of = case.scenario
-    if not of.is_network:
-        answer = check(
-            of.workload, of.server, requests=of.arrivals, until=of.until, targets=case.targets,
-            progress=going,
-        )  # fmt: skip
-        lines = head_of_server(answer, of)
+    asked: dict[str, Any] = {"until": of.until, "targets": case.targets, "progress": going}
+    if of.is_network:
+        answer = check(of.network, jobs=of.arrivals, outages=of.outages, **asked)
     else:
-        checked, judged = part_of(going, 0.0, _CHECK_SHARE), part_of(going, _CHECK_SHARE, 1.0)
-        answer = check(
-            of.network, jobs=of.arrivals, until=of.until, outages=of.outages, progress=checked
-        )
-        lines = head_of_network(answer, of)
-        if case.targets:
-            proved = [at for at, line in enumerate(lines) if line.judges or line.label == "Load"]
-            lines.insert(proved[-1] + 1, _of_targets(answer, case, of, judged))
+        answer = check(of.workload, of.server, requests=of.arrivals, **asked)
     return {
         "part": "simulation",
-        **theory.as_data(lines[:MOST_LINES], answer.verdict),
+        **theory.as_data(head_of_answer(answer, of), answer.verdict),
         "answer": answer.as_dict(),
         "latency": _latency(answer),
         "queue": _queue(answer),
     }
 
 
-def _of_targets(answer: NetworkAnswer, case: Case, of: Scenario, progress: Progress) -> Line:
-    """Say whether replicas behind a router meet the targets."""
-    targets = ", ".join(map(str, case.targets))
-    if answer.latency_refused:
-        return Line("missed", f"{targets} (no steady state).", judges=True)
-    if answer.stability is None:
-        why = "of a recording that ends; draw its requests at random, with arrivals: poisson"
-        return Line(
-            "undecided", f"{targets}: replicas are not judged by one run {why}.", judges=True
-        )
-    carried = min(1 - min(answer.stability.drift, 0.0), answer.max_load)
-    jobs, seed = of.arrivals or DEFAULT_ARRIVALS, case.workload.seed
-    trial = judge_of_network(of.network, case.targets, carried, jobs, seed)(1.0, progress)
-    word, texts = said_of_targets([*trial.answers.values()])
-    return Line(word, f"{'; '.join(texts)}.", judges=True)
-
-
-def _latency(answer: Answer | NetworkAnswer) -> Part | None:
+def _latency(answer: Answer) -> Part | None:
     """Return latency by metric and statistic as `penstock check --json` has it, None if refused."""
     said = answer.as_dict()
-    of = said if isinstance(answer, Answer) else said["stages"][0]
-    if of["latency"] is None:
+    if said["latency"] is None:
         return None
-    return {"values": of["latency"], "intervals": of["latency_interval"]}
+    return {"values": said["latency"], "intervals": said["latency_interval"]}
 
 
-def _queue(answer: Answer | NetworkAnswer) -> Part:
+def _queue(answer: Answer) -> Part:
     """Return the requests in the system over time."""
     series = answer.run.series
     series = series.gather_every(-(-series.height // _SERIES_POINTS))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.checking.enough_requests import estimate_latency
-from penstock.checking.head import first_lines, first_lines_of_network
+from penstock.checking.head import first_lines
 from penstock.serving.controls import Case
 from penstock.show.page import Line, tone
 from penstock.system.prefix_cache import as_serving
@@ -24,21 +24,12 @@ def theory(case: Case) -> dict[str, Any]:
     """Return the first lines of the answer, certificate, load, and the region with what arrives."""
     # Of a network, region and load are those of all replicas together.
     server, workload, of = case.server, case.workload, case.scenario
-    if not of.is_network:
-        certificate = certify(workload, server)
-        rho, most, said = certificate.rho, certificate.max_rate, certificate.as_dict()
-        lines = first_lines(of.name, workload, server, certificate, of.hardware)
-    else:
-        from penstock.checking.json_documents import certificate_as_dict
-
-        of_network = certify(of.network)
-        pool = of_network.bottleneck
-        rho, most, said = pool.rho, workload.rate * pool.max_load, certificate_as_dict(of_network)
-        lines = first_lines_of_network(of.name, of.network, of_network, of.hardware)
+    certificate = certify(of.network) if of.is_network else certify(workload, server)
+    most = workload.rate * certificate.max_load
     return {
-        **as_data(lines),
-        "certificate": said,
-        "load": {"rho": rho, "rate": workload.rate, "max_rate": most},
+        **as_data(first_lines(of.name, of.system, certificate, of.hardware)),
+        "certificate": certificate.as_dict(),
+        "load": {"rho": certificate.rho, "rate": workload.rate, "max_rate": most},
         "region": _region(case),
         "limits": {name: getattr(server, name) for name in ("token_budget", "max_batch_size")},
     }

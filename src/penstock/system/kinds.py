@@ -18,9 +18,6 @@ _REFUSED = {
     "requests": "a network has jobs, not requests; give jobs=...",
     "most_arrivals": "a network has arrivals of jobs, not of requests; give most_jobs=...",
     "alpha": "the test of a network has a resolution, not an alpha; give resolution=...",
-    "targets": "a network has no targets, since each stage has a latency of its own; read them in "
-    "the answer",
-    "precision": "a run of a network has no precision to reach; give more jobs=...",
     "outages": "a server has no others that go on without it; ask about a network of one pool",
     "estimate_memory": "a network has no estimate of its KV memory; leave estimate_memory out",
 }

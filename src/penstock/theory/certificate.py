@@ -255,19 +255,25 @@ class Certificate:
         return dataclasses.replace(self, measured=max(measured, self.bottleneck.rho))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form of the certificate of a server."""
+        """Return the JSON form; bounds are those of the bottleneck."""
+        anyone, virtual = self.any_policy, self.virtual_station
         return {
             "verdict": self.verdict,
             "theorem": self.theorem,
             "reason": self.reason,
             "margin": self.margin,
-            "hypotheses": [
-                {"name": h.name, "held": h.held, "checked": h.checked, "why": h.why}
-                for h in self.hypotheses
-            ],
+            "hypotheses": [dataclasses.asdict(hypothesis) for hypothesis in self.hypotheses],
             "bounds": [dataclasses.asdict(bound) for bound in self.bounds],
+            "certified_load": self.certified_load,
             "certified_rate": self.certified_rate,
-            "mean_backlog": self.mean_backlog.as_dict(),
+            "mean_backlog": self.mean_backlog.as_dict() if self.of_server else None,
+            "any_policy": anyone and anyone.as_dict(),
+            "virtual_station": virtual and virtual.as_dict(),
+            "order": [list(pools) for pools in self.order],
+            "joins": [
+                {"stage": join.stage, "branches": join.branches, "bound": join.bound}
+                for join in self.joins
+            ],
         }
 
 

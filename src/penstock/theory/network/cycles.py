@@ -56,6 +56,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -117,6 +118,14 @@ class GlobalStability:
     overload: float  # factor at which the bottleneck has a load of 1 with full batches
     cycles: tuple[Cycle, ...]
     exact: bool  # beyond `max_load` some work-conserving policy is unstable for sure
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        cycles = [
+            {"pools": list(cycle.pools), "max_load": cycle.max_load, "exact": cycle.exact}
+            for cycle in self.cycles
+        ]
+        return {"max_load": self.max_load, "exact": self.exact, "cycles": cycles}
 
 
 def global_stability(

@@ -19,6 +19,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -50,6 +51,16 @@ class VirtualStation:
         (s1, s2), (h1, h2) = self.loads, self.shares
         linear, square = s1 + s2 + h1 + h2, s1 * h2 + s2 * h1 + h1 * h2
         return 2 / (linear + math.sqrt(linear**2 - 4 * square))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "pools": list(self.pools),
+            "stages": [list(stages) for stages in self.classes],
+            "pushes": [list(stages) for stages in self.pushes],
+            "loads": list(self.loads),
+            "max_load": self.max_load,
+        }
 
     @property
     def reason(self) -> str:
