@@ -28,9 +28,9 @@ ROOTS = {
     "plan.day": ("planning.scenario:DaySection",),
     "plan.job": ("planning.scenario:JobSection",),
     "sweep": ("sweeping.sweep:SweepSection",),
-    "length.geometric": ("scenario.workload:_Mean",),
-    "length.lognormal": ("scenario.workload:_Spread",),
-    "length.gamma": ("scenario.workload:_Spread",),
+    "length.geometric": ("scenario.workload:_SPREAD:geometric",),
+    "length.lognormal": ("scenario.workload:_SPREAD:lognormal",),
+    "length.gamma": ("scenario.workload:_SPREAD:gamma",),
     "length.mixture.[]": ("scenario.workload:_Part",),
     "network.pools.*.router": ("scenario.pools:_Measure",),
     "batch-time file": ("system.batch_time_file:_File",),
@@ -51,8 +51,9 @@ def yaml_keys() -> Iterator[str]:
     """Yield the path of every key of YAML, engines' names for it among them, and their words."""
     for where, sections in ROOTS.items():
         for section in sections:
-            module, name = section.split(":")
+            module, name, *kind = section.split(":")
             model = getattr(importlib.import_module(f"penstock.{module}"), name)
+            model = model[kind[0]] if kind else model
             yield from _keys(model, where, ())
     yield from BY_HAND
 
