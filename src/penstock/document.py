@@ -137,7 +137,10 @@ def _fields_of(made: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def stays_in(limits: Range, key: Key, *, whole: bool = True) -> AfterValidator:
+_PLAIN = Key("")
+
+
+def stays_in(limits: Range, key: Key = _PLAIN, *, whole: bool = True) -> AfterValidator:
     """Return what refuses other values than those of a range, under a key."""
     here = key.limits(limits)
     return AfterValidator(here.whole if whole else here.number)

@@ -16,13 +16,13 @@ simulate: {jobs: 20000, seed: 0}
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from penstock.document import Section, Whole, parsed, short, with_keys_of, within
+from penstock.document import Section, Whole, parsed, short, stays_in, with_keys_of, within
 from penstock.scenario.pools import PoolSection
-from penstock.scenario.scenario import DEFAULT_ARRIVALS, RunSection, Scenario
+from penstock.scenario.scenario import COUNT, DEFAULT_ARRIVALS, RunSection
 from penstock.scenario.workflows import WorkflowSection
 from penstock.system.network import Network
 from penstock.system.network_checks import refuse_in_vain
@@ -62,7 +62,7 @@ class OutageSection(Section):
 class SimulateSection(RunSection):
     """How much to simulate, and which replicas die meanwhile and come back."""
 
-    jobs: Whole | None = None
+    jobs: Annotated[Whole, stays_in(COUNT)] | None = None
     outages: list[OutageSection] = Field(default_factory=list)
 
 
@@ -71,8 +71,8 @@ class _Document(Section):
     simulate: SimulateSection = SimulateSection()
 
 
-def build_network(document: Any, folder: Path, name: str = "scenario") -> Scenario:
-    """Return the scenario of a network that a parsed YAML document describes."""
+def network_of(document: Any, folder: Path, name: str) -> dict[str, Any]:
+    """Return the network of a scenario, and what is simulated of it, as its fields."""
     sections = parsed(document, _Document, name, "`network`")
     simulate = sections.simulate
     jobs = simulate.arrivals("jobs")
@@ -84,15 +84,11 @@ def build_network(document: Any, folder: Path, name: str = "scenario") -> Scenar
         with within(f"simulate.outages.{index}"):
             outages.append(section.build())
     with within("simulate.outages"):
-        checked = checked_outages(outages, network.pools)
-    hardware = {name: pool.hardware_name for name, pool in sections.network.pools.items()}
-    return Scenario(
-        name=Path(name).stem,
-        system=network,
-        arrivals=jobs,
-        until=simulate.until,
-        folder=folder,
-        file=str(folder / name),
-        hardware=hardware,
-        outages=checked,
-    )
+        outages_in_order = checked_outages(outages, network.pools)
+    return {
+        "system": network,
+        "arrivals": jobs,
+        "until": simulate.until,
+        "hardware": {name: pool.hardware_name for name, pool in sections.network.pools.items()},
+        "outages": outages_in_order,
+    }

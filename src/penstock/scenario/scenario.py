@@ -3,11 +3,12 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from penstock import checks
-from penstock.document import Section, Whole, parsed, read_document
+from penstock.document import Section, Whole, parsed, read_document, stays_in
 from penstock.errors import InputError
+from penstock.fields import Range
 from penstock.scenario.server import ServerSection
 from penstock.scenario.workload import WorkloadSection
 from penstock.system.batch_time_file import BatchTimeFile
@@ -21,12 +22,16 @@ if TYPE_CHECKING:
 
 DEFAULT_ARRIVALS = 20_000
 
+COUNT = Range(1, MOST_ARRIVALS, "", "it is how many arrive")
+_UNTIL = Range(1e-9, 1e9, "s", "it is the simulated time at which to stop")
+_SEED = Range(0, 2**128, "", "take any")
+
 
 class RunSection(Section):
     """How much to simulate: ``until`` in simulated seconds, or arrivals, named by a subclass."""
 
-    until: float | None = None
-    seed: Whole = 0
+    until: Annotated[float, stays_in(_UNTIL, whole=False)] | None = None
+    seed: Annotated[Whole, stays_in(_SEED)] = 0
 
     def arrivals(self, unit: str) -> int | None:
         """Return how many arrivals of this unit there are to be, None where it does not say."""
@@ -35,20 +40,13 @@ class RunSection(Section):
             raise InputError(
                 f"simulate: `{unit}` and `until` both say when to stop; give one of them"
             )
-        if count is not None:
-            reason = f"it is the number of {unit} that arrive"
-            checks.whole(f"simulate.{unit}", count, 1, MOST_ARRIVALS, "", reason)
-        if self.until is not None:
-            reason = "it is the simulated time at which to stop"
-            checks.number("simulate.until", self.until, 1e-9, 1e9, "s", reason)
-        checks.whole("simulate.seed", self.seed, 0, 2**128, "", "take any")
         return count
 
 
 class SimulateSection(RunSection):
     """How much to simulate: so many ``requests``, or ``until`` so many simulated seconds."""
 
-    requests: Whole | None = None
+    requests: Annotated[Whole, stays_in(COUNT)] | None = None
 
 
 class _Document(Section):
@@ -125,40 +123,43 @@ def build(document: Any, folder: Path, name: str = "scenario") -> Scenario:
     """Return the scenario that a parsed YAML document describes, of a server or of a network."""
     if describes_network(document):
         # Imported here, as a server alone does without networks.
-        from penstock.scenario.network import build_network
+        from penstock.scenario.network import network_of
 
-        return build_network(document, folder, name)
+        described = network_of(document, folder, name)
+    else:
+        described = _server_of(document, folder, name)
+    return Scenario(name=Path(name).stem, folder=folder, file=str(folder / name), **described)
+
+
+def _server_of(document: Any, folder: Path, name: str) -> dict[str, Any]:
+    """Return the workload and the server of a scenario, as its fields."""
     sections = parsed(document, _Document, name, "`workload` and `server`, or `network`")
     simulate = sections.simulate
     arrivals = simulate.arrivals("requests")
     workload = sections.workload.build(folder, simulate.seed)
     server = sections.server.build(folder)
-    notices = workload.notices
+    notices = [*workload.notices]
     if server.order == "priority" and workload.priority is None:
-        notices += (
+        notices.append(
             "no request has a priority (a trace has them with `columns: {priority: NAME}`): first "
-            "come, first served",
+            "come, first served"
         )
     if server.policy.queue.reads_declared and workload.declared is None:
-        notices += (
+        notices.append(
             f"no request declares its most output tokens (`declared` of the workload, or a trace's "
             f"`columns: {{declared_tokens: NAME}}`), by which {server.policy.name} admits: each is "
-            "taken to declare the output that it makes",
+            "taken to declare the output that it makes"
         )
     notices += sections.server.notes(folder, server)
-    workload = dataclasses.replace(workload, notices=notices)
     if arrivals is None and simulate.until is None:
         arrivals = workload.rows or DEFAULT_ARRIVALS
-    return Scenario(
-        name=Path(name).stem,
-        system=(workload, server),
-        arrivals=arrivals,
-        until=simulate.until,
-        folder=folder,
-        file=str(folder / name),
-        measured=sections.server.measured(folder),
-        hardware={"server": sections.server.hardware_name},
-    )
+    return {
+        "system": (dataclasses.replace(workload, notices=tuple(notices)), server),
+        "arrivals": arrivals,
+        "until": simulate.until,
+        "measured": sections.server.measured(folder),
+        "hardware": {"server": sections.server.hardware_name},
+    }
 
 
 def describes_network(document: Any) -> bool:
