@@ -22,7 +22,7 @@ def number(what: str, value: Any, low: float, high: float, unit: str, why: str) 
     """
     if not _is_number(value) or not low <= value <= high:
         raise InputError(
-            f"{what} is {shown(value)}, but must be a number {_limits(low, high, unit)}: {why}"
+            f"{what} is {shown(value)}, but must be a number {limits(low, high, unit)}: {why}"
         )
     return float(value)
 
@@ -46,8 +46,7 @@ def whole(what: str, value: Any, low: int, high: int, unit: str, why: str) -> in
     """Return the value as an int, if it is a whole number; else as `number`."""
     if not _is_number(value) or not low <= value <= high or value != int(value):
         raise InputError(
-            f"{what} is {shown(value)}, but must be a whole number {_limits(low, high, unit)}: "
-            f"{why}"
+            f"{what} is {shown(value)}, but must be a whole number {limits(low, high, unit)}: {why}"
         )
     return int(value)
 
@@ -186,7 +185,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool | np.timedelta64)
 
 
-def _limits(low: float, high: float, unit: str) -> str:
+def limits(low: float, high: float, unit: str) -> str:
+    """Return in words from where to where a number may be."""
     shortest = [
         f"{limit:,.0f}" if limit == int(limit) and abs(limit) < 1e15 else f"{limit:g}"
         for limit in (low, high)

@@ -25,7 +25,7 @@ from pydantic import (
 
 from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.fields import Key, Range, parts_of
+from penstock.fields import Key, Range, key_of, parts_of, range_of
 from penstock.inputs.source import Source
 
 _MOST_VALUES = 100_000
@@ -74,6 +74,17 @@ class Section(BaseModel):
         return f"{where} is not a key of a scenario{nearest(key, cls.known_keys())}"
 
     @classmethod
+    def limits(cls) -> dict[str, str]:
+        """Return from where to where its numbers may be, in words, by key."""
+        ranges = {}
+        for name, (kind, _) in _fields_of(cls.made).items():
+            limits, key = range_of(kind), key_of(name, kind)
+            if limits is not None and key.name in cls.parameters:
+                here = key.limits(limits)
+                ranges[key.name] = checks.limits(here.low, here.high, here.unit)
+        return ranges
+
+    @classmethod
     def known_keys(cls) -> list[str]:
         """Return the keys that it may have, as a file calls them."""
         own = [field for field in cls.model_fields if field not in cls.parameters]
@@ -107,7 +118,7 @@ def with_keys_of(
         for name, (kind, default) in _fields_of(made).items():
             if name in without:
                 continue
-            key = next((part for part in parts_of(kind) if isinstance(part, Key)), Key(name))
+            key = key_of(name, kind)
             parameters[key.name] = name, key.per
             if key.name not in section.model_fields:
                 alias = AliasChoices(*key.names) if key.others else None
@@ -148,8 +159,7 @@ def stays_in(limits: Range, key: Key = _PLAIN, *, whole: bool = True) -> AfterVa
 
 def _read_as(kind: Any, key: Key, optional: bool) -> Any:
     """Return the type by which a file's value is checked, of a field's type."""
-    plain, *beside = parts_of(kind)
-    limits = next((part for part in beside if isinstance(part, Range)), None)
+    plain, limits = parts_of(kind)[0], range_of(kind)
     if plain not in (int, float, str, bool) and typing.get_origin(plain) is not typing.Literal:
         return Any  # which the field itself checks
     read: Any = Whole if plain is int else plain

@@ -94,6 +94,16 @@ def _checks_of(made: Any) -> tuple[tuple[str, _Check], ...]:
     return tuple((name, look) for name, look in looks if look is not None)
 
 
+def range_of(kind: Any) -> Range | None:
+    """Return from where to where the numbers of a type may be; None: it does not say."""
+    return next((part for part in parts_of(kind) if isinstance(part, Range)), None)
+
+
+def key_of(name: str, kind: Any) -> Key:
+    """Return what files call a field of that name and type."""
+    return next((part for part in parts_of(kind) if isinstance(part, Key)), Key(name))
+
+
 def keys_of(made: Any) -> dict[str, Key]:
     """Return the keys that files have for the fields of a class, by field."""
     parts = {field.name: parts_of(field.type) for field in dataclasses.fields(made)}
@@ -124,8 +134,7 @@ def _check_of(kind: Any) -> _Check | None:
         plain, *beside = parts_of(kind)
         check = None if plain is kind else _check_of(Annotated[plain, *beside, None])
         return check and (lambda name, value: None if value is None else check(name, value))
-    plain, *beside = parts_of(kind)
-    limits = next((part for part in beside if isinstance(part, Range)), None)
+    plain, limits = parts_of(kind)[0], range_of(kind)
     if limits is not None:
         if typing.get_origin(plain) is tuple:
             return functools.partial(_several, limits)
