@@ -240,7 +240,7 @@ class LayerTimes:
         operation: str,
         tokens: Floats,
         pairs: Floats,
-        kept: int,
+        cached: int,
         per_pair: float,
         read: Floats | None = None,
     ) -> Floats:
@@ -248,10 +248,10 @@ class LayerTimes:
         precision = self.numbers.attention
         parameters = self.shape.attention_parameters(self.tensor_parallel)
         weights = np.array(parameters / self.shape.layers)
-        cached = (pairs if read is None else read) * kept * BYTES[self.numbers.kv]
+        cached_bytes = (pairs if read is None else read) * cached * BYTES[self.numbers.kv]
         p = dict(self.gpu.shares(operation, precision))
         p["floor_us"] = min(p["floor_us"], _LATENT_FLOOR_US)
-        read_bytes = weights * BYTES[precision] + cached
+        read_bytes = weights * BYTES[precision] + cached_bytes
         units = tokens, pairs, np.array(per_pair)
         flops = self._flops(precision)
         return kernels.latent_attention(self.gpu.sheet, p, flops, weights, read_bytes, *units)

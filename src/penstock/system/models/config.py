@@ -42,11 +42,11 @@ def read_shape(path: str | Path) -> ModelShape:
     config = _json(path)
     quantisation = path.with_name(path.name.replace("config.json", "hf_quant_config.json"))
     if quantisation != path and quantisation.is_file():
-        said = _json(quantisation).get("quantization")
-        config["quantization_config"] = config.get("quantization_config") or said
+        stored = _json(quantisation).get("quantization")
+        config["quantization_config"] = config.get("quantization_config") or stored
         for part in _keys()["parts"]:
             if isinstance(config.get(part), dict):
-                config[part]["quantization_config"] = said
+                config[part]["quantization_config"] = stored
     name = path.name.removesuffix("config.json").rstrip("_-.")
     return shape_of(config, name.replace("--", "/") or path.resolve().parent.name)
 
@@ -60,9 +60,9 @@ def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
     kind = str(text.get("model_type"))
     defaults = (known for start, known in _keys()["defaults"].items() if kind.startswith(start))
     text = functools.reduce(lambda all_, more: all_ | more, defaults, {}) | _given(text)
-    for said in (kind, text.get("architectures")):
-        if _keys()["encoders"].search(str(said).lower().replace("_", "")):
-            _refuse(name, f"the architecture of an encoder or a classifier ({shown(said)})")
+    for word in (kind, text.get("architectures")):
+        if _keys()["encoders"].search(str(word).lower().replace("_", "")):
+            _refuse(name, f"the architecture of an encoder or a classifier ({shown(word)})")
     get = _Config(text, name)
     window, slides = _windows(get)
     for key, value in text.items():
@@ -130,14 +130,14 @@ class _Config:
 
     def value(self, key: str) -> Any:
         """Return what the config has under a key or others of its meaning, which must agree."""
-        given = {}
-        for each in _keys()["same"].get(key, [key]):
-            self.read.add(each)
-            if self.config.get(each) is not None:
-                given[each] = self.config[each]
-        if any(value != next(iter(given.values())) for value in given.values()):
-            self.refuse(" and ".join(f"{name} {shown(value)}" for name, value in given.items()))
-        return next(iter(given.values()), None)
+        values = {}
+        for name in _keys()["same"].get(key, [key]):
+            self.read.add(name)
+            if self.config.get(name) is not None:
+                values[name] = self.config[name]
+        if any(value != next(iter(values.values())) for value in values.values()):
+            self.refuse(" and ".join(f"{name} {shown(value)}" for name, value in values.items()))
+        return next(iter(values.values()), None)
 
     def count(
         self, key: str, default: int | None = None, low: int = 1, high: int = 2**24,
@@ -155,25 +155,28 @@ class _Config:
             if len(value) != self.layers or some != some[:1] * len(some):
                 self.refuse(f"{key} {shown(some)}, not one value for each of its layers alike")
             value = next(iter(some), default)
-        value = default if value is None else value
+        if value is None:
+            value = default
         return checks.whole(f"{key} of {self.name}", value, low, high, "", _WHY)
 
     def flag(self, key: str, default: bool = False) -> bool:
         """Return whether a key is true."""
         value = self.value(key)
-        return default if value is None else checks.truth(f"{key} of {self.name}", value)
+        if value is None:
+            return default
+        return checks.truth(f"{key} of {self.name}", value)
 
     def words(self, key: str, value: object) -> list[bool]:
         """Return what a list says of each layer, in words or as true and false."""
         if not isinstance(value, list) or len(value) != self.layers:
             size = f"a list of {len(value)}" if isinstance(value, list) else shown(value)
             self.refuse(f"{key} as {size}, not one for each of its {self.layers} layers")
-        said = [str(each) for each in value]
-        for kind in dict.fromkeys(said):
+        kinds = [str(kind) for kind in value]
+        for kind in dict.fromkeys(kinds):
             if kind not in _keys()["layers"]:
-                many = f"{said.count(kind)} of its {len(said)} layers"
+                many = f"{kinds.count(kind)} of its {len(kinds)} layers"
                 _refuse(self.name, f"{shown(kind)[1:-1].replace('_', ' ')} in {many} (`{key}`)")
-        return [_keys()["layers"][kind] for kind in said]
+        return [_keys()["layers"][kind] for kind in kinds]
 
     def refuse(self, what: str) -> NoReturn:
         """Refuse what contradicts itself, or is not known."""
@@ -243,9 +246,9 @@ def _mixed(get: _Config) -> list[bool]:
             mixed = [a and b for a, b in zip(mixed, get.words(key, get.value(key)), strict=True)]
         elif key == "moe_layer_freq":
             every = get.count(key, default=1)
-            mixed = [each and at % every == 0 for at, each in enumerate(mixed)]
+            mixed = [has and at % every == 0 for at, has in enumerate(mixed)]
     end = get.layers - 1 if last < 0 else last
-    return [each and first <= at <= end for at, each in enumerate(mixed)]
+    return [has and first <= at <= end for at, has in enumerate(mixed)]
 
 
 def _windows(get: _Config) -> tuple[int, list[bool]]:
@@ -255,10 +258,10 @@ def _windows(get: _Config) -> tuple[int, list[bool]]:
     first = get.count("max_window_layers", default=0, low=0)
     pattern: Any = get.value("sliding_window_pattern")
     if isinstance(window, list):  # windows of the first layers, again and again
-        sizes = {str(each): each for each in window if each}
+        sizes = {str(size): size for size in window if size}
         if len(sizes) != 1:
             get.refuse(f"sliding_window {shown(window)}, which is not one length")
-        pattern, window, on = [bool(each) for each in window], *sizes.values(), True
+        pattern, window, on = [bool(size) for size in window], *sizes.values(), True
     elif pattern is not None and not isinstance(pattern, str | list):  # every so many look at all
         why = "it is a number of layers"
         every = checks.whole(f"the window pattern of {get.name}", pattern, 1, 2**24, "", why)

@@ -142,8 +142,8 @@ class ModelShape:
         near = Attention(
             self.windowed_layers, self.heads, self.kv_heads, self.head_dim, True, self.window
         )
-        own = {} if self.full is None else vars(self.full)
-        far = near._replace(layers=self.layers - self.windowed_layers, window=0, **own)
+        widths = {} if self.full is None else vars(self.full)
+        far = near._replace(layers=self.layers - self.windowed_layers, window=0, **widths)
         return tuple(kind for kind in (far, near) if kind.layers)
 
     @property
@@ -173,11 +173,10 @@ class ModelShape:
             ranks = self.latent.query_rank + self.latent.kv_rank + self.latent.rope_dim
             copied = self.hidden * ranks
             return self.layers * (copied + (self.latent_parameters - copied) / tp)
-        each = (
+        return sum(
             kind.layers * self.hidden * (kind.projected(tp) + kind.heads / tp * kind.head_dim)
             for kind in self.attention
         )
-        return sum(each)
 
     @property
     def dense_parameters(self) -> int:
@@ -260,15 +259,15 @@ class ModelShape:
         # Layers with a sliding window do not count: they keep `window_bytes` of each request.
         if self.latent is not None:  # what it keeps is copied to each GPU
             return self.layers * (self.latent.kv_rank + self.latent.rope_dim) * BYTES[numbers.kv]
-        kept = sum(kind.layers * kind.kv_numbers(tensor_parallel) for kind in self.looking)
-        return kept * BYTES[numbers.kv]
+        count = sum(kind.layers * kind.kv_numbers(tensor_parallel) for kind in self.looking)
+        return count * BYTES[numbers.kv]
 
     def window_bytes(self, numbers: Numbers, tensor_parallel: int = 1) -> float:
         """Return the bytes that the sliding windows of one long request take on one GPU."""
-        kept = sum(
+        count = sum(
             kind.layers * kind.window * kind.kv_numbers(tensor_parallel) for kind in self.attention
         )
-        return kept * BYTES[numbers.kv]
+        return count * BYTES[numbers.kv]
 
     def flops_per_token(self, context: float = 0.0) -> float:
         """Return the FLOPs of one token with so many before it, logits included."""
