@@ -6,6 +6,7 @@ import numpy as np
 
 from penstock.kernel import signatures
 from penstock.kernel.apart import A_POOL, A_WORLD, NUMBER, apart
+from penstock.kernel.choice import ask, decodes_beside
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.in_progress import before_it_dies, start, within_the_run
@@ -25,13 +26,10 @@ from penstock.kernel.records import (
 from penstock.kernel.signatures import (
     BY_LINE,
     BY_PHASE,
-    DECODE_FIRST,
-    PREFILL_FIRST,
     SPLIT,
     Limits,
     Queue,
     order_at,
-    policy_at,
 )
 
 
@@ -108,19 +106,14 @@ def _fill_line(world: World, server: int, line: Any, pool: Any, room: _Room, tok
         line.finished_decodes,
     )
     params = world.params[pool.params : pool.params_end]
-    x, y, first = policy_at(pool.policy)(queue, Limits(tokens, room.slots), params)
-    if x < 0 or y < 0 or not DECODE_FIRST <= first <= PREFILL_FIRST:
+    limits = Limits(tokens, room.slots)
+    choice = ask(pool.policy, queue, limits, params)
+    if choice.prefill < 0:
         return room, BAD_POLICY
-    y = min(y, line.decoding, room.slots, tokens)
-    most = prompts
-    if first != PREFILL_FIRST:
-        tokens -= y
-        most = min(most, room.slots - y)
-    room, taken = _take(world, server, line, room, min(x, prompt_tokens, tokens), most)
-    if first == PREFILL_FIRST:
-        y = min(y, tokens - taken, room.slots)
-    line.decode += y
-    return _Room(room.tokens - y, room.slots - y, room.starts), 0
+    room, taken = _take(world, server, line, room, choice.prefill, choice.prompts)
+    decodes = decodes_beside(choice, limits, taken, limits.batch_size - room.slots)
+    line.decode += decodes
+    return _Room(room.tokens - decodes, room.slots - decodes, room.starts), 0
 
 
 @uncounted(inline=True)

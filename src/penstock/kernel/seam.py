@@ -10,12 +10,11 @@ import numpy as np
 
 from penstock.kernel.apart import A_RULE, apart
 from penstock.kernel.blocks import blocks_of, found_in_cache, take_blocks
+from penstock.kernel.choice import ask, decodes_beside, failure_of
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.preemption import make_room, victim_of
 from penstock.kernel.records import (
-    BAD_POLICY,
     COMPLETION,
-    IDLE_POLICY,
     OPTIMISTIC,
     PLENTY,
     STUCK,
@@ -31,14 +30,7 @@ from penstock.kernel.running import (
     peak_of,
     serve_prefill,
 )
-from penstock.kernel.signatures import (
-    DECODE_FIRST,
-    PREFILL_FIRST,
-    SEES_BATCH,
-    Limits,
-    Queue,
-    policy_at,
-)
+from penstock.kernel.signatures import SEES_BATCH, Limits, Queue
 from penstock.kernel.waiting import pop_waiting, wait_first
 
 
@@ -67,28 +59,16 @@ def form_by_policy(world: World, engine: Any, pool: Any) -> Any:
         engine.finished_decodes,
     )
     params = world.params[pool.params : pool.params_end]
-    x, y, first = policy_at(pool.policy)(queue, Limits(pool.budget, pool.batch_size), params)
-    if x < 0 or y < 0 or not DECODE_FIRST <= first <= PREFILL_FIRST:
-        return BAD_POLICY
-    y = min(y, decoding, pool.batch_size, pool.budget)
-    room = pool.budget
-    requests = pool.batch_size
-    if first != PREFILL_FIRST:
-        room -= y
-        if pool.running_scope == 0:
-            requests -= y
-    wanted = min(x, tokens, room)
-    if (wanted == 0 or requests == 0 or prompts == 0) and y == 0:
-        return IDLE_POLICY
-    x = _fill(world, engine, pool, wanted, min(requests, prompts))
-    if first == PREFILL_FIRST:
-        y = min(y, pool.budget - x)
-        if pool.running_scope == 0:
-            y = min(y, pool.batch_size - engine.served)
-    engine.served_decodes = y
-    if y == decoding:
+    limits = Limits(pool.budget, pool.batch_size)
+    choice = ask(pool.policy, queue, limits, params)
+    failed = failure_of(choice)
+    if failed != 0:
+        return failed
+    prefill = _fill(world, engine, pool, choice.prefill, choice.prompts)
+    engine.served_decodes = decodes_beside(choice, limits, prefill, engine.served)
+    if engine.served_decodes == decoding:
         take_blocks(world, engine, pool, growth_of(world, engine, pool))
-    elif y > 0:
+    elif engine.served_decodes > 0:
         _grow_first(world, engine, pool)
     if pool.names_outputs != 0:
         _name_outputs(world, engine, pool)

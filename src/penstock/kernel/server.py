@@ -34,17 +34,16 @@ from typing import Any
 from numba import types
 
 from penstock.kernel.by_reference import reference_at
+from penstock.kernel.choice import failure_of
 from penstock.kernel.compiled_code import entry, uncounted
 from penstock.kernel.composition import TERMS, Terms
 from penstock.kernel.due_epochs import NEVER, at, chain, empty_bucket, next_due_epoch, unchain
 from penstock.kernel.recording import has_room, note_run
 from penstock.kernel.records import (
     ALLOCATION_ROWS,
-    BAD_POLICY,
     BATCH_ROWS,
     DONE,
     FULL,
-    IDLE_POLICY,
     MORE,
     PAUSED,
 )
@@ -63,6 +62,7 @@ from penstock.kernel.server_counts import (
     note_flight,
     note_instants,
 )
+from penstock.kernel.signatures import Limits
 
 _arrays_at = reference_at(ARRAYS)
 
@@ -79,7 +79,8 @@ def _advance(arrays: Arrays, terms: Terms | None) -> int:
 
     ``terms``: what batches cost, where that depends on more than their tokens.
     """
-    clock, state = arrays.clock[0], arrays.state[0]
+    clock, state, pool = arrays.clock[0], arrays.state[0], arrays.pools[0]
+    limits = Limits(pool.budget, pool.batch_size)
     while True:
         _arrive(arrays)
         if state.arrived == arrays.arrival.size and clock.final == 0:
@@ -99,14 +100,13 @@ def _advance(arrays: Arrays, terms: Terms | None) -> int:
             if _idle(arrays):
                 continue
             return DONE
-        choice = ask_policy(arrays)
-        if choice.prefill < 0:
-            return BAD_POLICY
-        if (choice.prefill == 0 or choice.prompt_slots == 0) and choice.decode == 0:
-            return IDLE_POLICY
+        choice = ask_policy(arrays, limits)
+        failed = failure_of(choice)
+        if failed != 0:
+            return failed  # type: ignore[no-any-return]
 
         head = state.head
-        batch = prefill_oldest(arrays, choice, terms)
+        batch = prefill_oldest(arrays, choice, limits, terms)
         linked_before = min(state.linked, batch.decode)
         fresh_slot = link_fresh(arrays, batch.decode, terms)
         if clock.record >= ALLOCATION_ROWS:

@@ -2,8 +2,9 @@
 often the same batch follows itself.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
+from penstock.kernel.choice import Choice, ask, decodes_beside
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.composition import (
     Terms,
@@ -16,24 +17,7 @@ from penstock.kernel.in_progress import begun_before, ticks_of_batches, within_t
 from penstock.kernel.recording import note_allocation
 from penstock.kernel.records import ALLOCATION_ROWS, NOT_BY_LOAD
 from penstock.kernel.server_arrays import Arrays, Batch, Run
-from penstock.kernel.signatures import (
-    DECODE_FIRST,
-    PREFILL_FIRST,
-    SEES_BATCH,
-    SEES_DECODES,
-    Limits,
-    Queue,
-    policy_at,
-)
-
-
-class Choice(NamedTuple):
-    """What the policy chose, cut to what there is."""
-
-    prefill: int
-    decode: int
-    prompt_slots: int
-    prefill_first: bool
+from penstock.kernel.signatures import SEES_BATCH, SEES_DECODES, Limits, Queue
 
 
 @uncounted(inline=True)
@@ -59,18 +43,14 @@ def show_prompts(arrays: Arrays) -> Any:
 
 
 @uncounted(inline=True)
-def ask_policy(arrays: Arrays) -> Any:
-    """Return the policy's batch, cut to what there is; with -1 tokens if it asked for fewer than
-    none.
-    """
-    pool, state = arrays.pools[0], arrays.state[0]
-    budget, most = pool.budget, pool.batch_size
-    prompts = state.visible - state.head
+def ask_policy(arrays: Arrays, limits: Limits) -> Any:
+    """Return what the policy chooses of those that wait and decode."""
+    state = arrays.state[0]
     head_tokens = 0
     if state.head < state.arrived:
         head_tokens = arrays.prompt[at(state.head)] - state.head_done
     queue = Queue(
-        prompts,
+        state.visible - state.head,
         state.visible_tokens,
         state.decoding,
         state.arrived - state.head,
@@ -82,26 +62,16 @@ def ask_policy(arrays: Arrays) -> Any:
         arrays.clock[0].finished,
         state.finished_decodes,
     )
-    prefill, decode, first = policy_at(pool.policy)(queue, Limits(budget, most), arrays.params)
-    if prefill < 0 or decode < 0 or not DECODE_FIRST <= first <= PREFILL_FIRST:
-        return Choice(-1, 0, 0, False)
-    decode = min(decode, state.decoding, most, budget)
-    slots = most
-    if first != PREFILL_FIRST:
-        budget -= decode
-        if pool.running_scope == 0:
-            slots -= decode
-    prefill = min(prefill, state.visible_tokens, budget)
-    return Choice(prefill, decode, min(slots, prompts), first == PREFILL_FIRST)
+    return ask(arrays.pools[0].policy, queue, limits, arrays.params)
 
 
 @uncounted(inline=True)
-def prefill_oldest(arrays: Arrays, choice: Choice, terms: Terms | None) -> Any:
+def prefill_oldest(arrays: Arrays, choice: Choice, limits: Limits, terms: Terms | None) -> Any:
     """Serve the oldest prompts first, the last of them cut anywhere; return the batch."""
-    pool, state = arrays.pools[0], arrays.state[0]
+    state = arrays.state[0]
     prompts, squares, pairs = 0, 0, 0
     left = choice.prefill
-    while left > 0 and prompts < choice.prompt_slots:
+    while left > 0 and prompts < choice.prompts:
         rest = arrays.prompt[at(state.head)] - state.head_done
         take = min(rest, left)
         if arrays.clock[0].record >= ALLOCATION_ROWS:
@@ -119,11 +89,7 @@ def prefill_oldest(arrays: Arrays, choice: Choice, terms: Terms | None) -> Any:
     prefill = choice.prefill - left
     state.visible_tokens -= prefill
     state.waiting_tokens -= prefill
-    decode = choice.decode
-    if choice.prefill_first:
-        decode = min(decode, pool.budget - prefill)
-        if pool.running_scope == 0:
-            decode = min(decode, pool.batch_size - prompts)
+    decode = decodes_beside(choice, limits, prefill, prompts)
     return Batch(prefill, decode, prompts, squares, pairs)
 
 
