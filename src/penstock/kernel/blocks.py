@@ -14,8 +14,7 @@ Recorded prompts have the names ``ids[bounds[row] : bounds[row + 1]]``, which ma
 outputs. A request that goes on with the context of an earlier one of its job has that one's names
 as far as the context reaches. Where a drafter reads ahead, the name of a block stands for the
 tokens after it too (`POOL.names_ahead`), and is given once these are known. The
-records of an engine are ``blocks[first_block : first_block + blocks + 1]``; the last one is both
-ends of its queue.
+records of an engine are ``blocks[first_block : first_block + blocks]``.
 """
 
 from typing import Any
@@ -25,13 +24,11 @@ from numba import types
 
 from penstock.kernel.apart import A_POOL, A_WORLD, AN_ENGINE, NUMBER, apart
 from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.lists import append_named, append_unused, unlink_named, unlink_unused
 from penstock.kernel.records import World
 
 UNSOUGHT = -(2**62)
 """In place of the name of a run of blocks that nobody will look for."""
-
-FIRST_NAMED, LAST_NAMED = range(2)
-"""Columns of `World.buckets`: ends of the list of blocks whose names fall there, oldest first."""
 
 OWN_BITS = 25
 """Of a name that no other request can have: the place of the block, the number of the request
@@ -90,7 +87,7 @@ def _bucket(engine: Any, name: int) -> Any:
 @uncounted(inline=True)
 def _holder(world: World, engine: Any, name: int) -> Any:
     """Return the oldest block of that name, or -1."""
-    block = world.buckets[_bucket(engine, name), FIRST_NAMED]
+    block = world.buckets[_bucket(engine, name)].first
     while block >= 0 and world.blocks[block].name != name:
         block = world.blocks[block].next_named
     return block
@@ -98,33 +95,15 @@ def _holder(world: World, engine: Any, name: int) -> Any:
 
 @uncounted()
 def _give_name(world: World, engine: Any, place: int, name: int) -> None:
-    bucket = _bucket(engine, name)
-    last = world.buckets[bucket, LAST_NAMED]
-    block = world.blocks[place]
-    block.name = name
-    block.next_named = -1
-    block.previous_named = last
-    if last < 0:
-        world.buckets[bucket, FIRST_NAMED] = place
-    else:
-        world.blocks[last].next_named = place
-    world.buckets[bucket, LAST_NAMED] = place
+    world.blocks[place].name = name
+    append_named(world.blocks, world.buckets[_bucket(engine, name)], place)
 
 
 @uncounted()
-def _forget(world: World, engine: Any, block: Any) -> None:
+def _forget(world: World, engine: Any, place: int) -> None:
     """Take a block from the list of those whose names fall where its own does."""
-    bucket = _bucket(engine, block.name)
-    before = block.previous_named
-    after = block.next_named
-    if before < 0:
-        world.buckets[bucket, FIRST_NAMED] = after
-    else:
-        world.blocks[before].next_named = after
-    if after < 0:
-        world.buckets[bucket, LAST_NAMED] = before
-    else:
-        world.blocks[after].previous_named = before
+    bucket = _bucket(engine, world.blocks[place].name)
+    unlink_named(world.blocks, world.buckets[bucket], place)
 
 
 @uncounted()
@@ -198,7 +177,7 @@ def forget_all(world: World, engine: Any) -> None:
         world.blocks[place].next_named = place + 1
     engine.free_record = engine.first_block
     engine.nameless = engine.blocks
-    world.blocks[end].next_free = world.blocks[end].previous_free = end
+    engine.unused.first = engine.unused.last = -1
     forget_buckets(world, engine)
 
 
@@ -206,41 +185,23 @@ def forget_all(world: World, engine: Any) -> None:
 def forget_buckets(world: World, engine: Any) -> None:
     """Let no name be found."""
     for bucket in range(engine.first_bucket, engine.first_bucket + engine.buckets):
-        world.buckets[bucket, FIRST_NAMED] = world.buckets[bucket, LAST_NAMED] = -1
+        world.buckets[bucket].first = world.buckets[bucket].last = -1
 
 
 # -- who uses what
 
 
-@uncounted(inline=True)
-def _leave_queue(world: World, block: Any) -> None:
-    world.blocks[block.previous_free].next_free = block.next_free
-    world.blocks[block.next_free].previous_free = block.previous_free
-
-
-@uncounted(inline=True)
-def _join_queue(world: World, engine: Any, place: int) -> None:
-    """Put a record to the end of the queue."""
-    end = engine.first_block + engine.blocks
-    before = world.blocks[end].previous_free
-    world.blocks[place].previous_free = before
-    world.blocks[place].next_free = end
-    world.blocks[before].next_free = place
-    world.blocks[end].previous_free = place
-
-
 @uncounted()
 def _join_unsought(world: World, engine: Any, count: int) -> None:
     """Put so many full blocks that nobody will look for to the end of the queue."""
-    end = engine.first_block + engine.blocks
-    last = world.blocks[end].previous_free
-    if last != end and world.blocks[last].name == UNSOUGHT:
+    last = engine.unused.last
+    if last >= 0 and world.blocks[last].name == UNSOUGHT:
         world.blocks[last].count += count
         return
     place = _new_record(world, engine)
     world.blocks[place].name = UNSOUGHT
     world.blocks[place].count = count
-    _join_queue(world, engine, place)
+    append_unused(world.blocks, engine.unused, place)
 
 
 @apart(types.void(A_WORLD, AN_ENGINE, NUMBER))
@@ -251,7 +212,7 @@ def take(world: World, engine: Any, count: int) -> None:
     engine.nameless -= nameless
     left = count - nameless
     while left > 0:
-        place = world.blocks[engine.first_block + engine.blocks].next_free
+        place = engine.unused.first
         block = world.blocks[place]
         if block.name == UNSOUGHT:
             part = min(left, np.int64(block.count))
@@ -260,9 +221,9 @@ def take(world: World, engine: Any, count: int) -> None:
             if block.count > 0:
                 return
         else:
-            _forget(world, engine, block)
+            _forget(world, engine, place)
             left -= 1
-        _leave_queue(world, block)
+        unlink_unused(world.blocks, engine.unused, place)
         _drop_record(world, engine, place)
 
 
@@ -294,7 +255,7 @@ def occupy(world: World, engine: Any, place: int, hits: int, held: int) -> None:
     for index in range(hits):
         block = world.blocks[world.hits[index]]
         if block.users == 0:
-            _leave_queue(world, block)
+            unlink_unused(world.blocks, engine.unused, world.hits[index])
             engine.free -= 1
         block.users += 1
         world.table[place, index] = world.hits[index]
@@ -326,5 +287,5 @@ def give_back(
         block = world.table[place, index]
         world.blocks[block].users -= 1
         if world.blocks[block].users == 0:
-            _join_queue(world, engine, block)
+            append_unused(world.blocks, engine.unused, block)
             engine.free += 1

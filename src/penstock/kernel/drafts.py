@@ -7,7 +7,7 @@ from numba import types
 
 from penstock.kernel.apart import A_POOL, A_WORLD, AN_ENGINE, NUMBER, apart
 from penstock.kernel.compiled_code import uncounted
-from penstock.kernel.due_epochs import chain, unchain
+from penstock.kernel.due_epochs import put_off
 from penstock.kernel.records import World
 from penstock.kernel.running import count_growth
 
@@ -59,7 +59,7 @@ def keep_accepted(world: World, engine: Any, pool: Any) -> Any:
     """
     heads, bits = world.heads[engine.line], world.bits[engine.line]
     kept = 0
-    place = engine.first_slot
+    place = engine.slots.first
     while place >= 0:
         slot = world.slots[place]
         slot.flight = 0
@@ -68,10 +68,8 @@ def keep_accepted(world: World, engine: Any, pool: Any) -> Any:
             more = slot.stay - 1
             if more > 0:
                 count_growth(world, engine, pool, slot, -1)
-                unchain(world.slots, heads, bits, place)
-                slot.due -= more
+                put_off(world.slots, heads, bits, place, -more)
                 engine.context_base += more
-                chain(world.slots, heads, bits, place)
                 count_growth(world, engine, pool, slot, 1)
                 kept += more
         place = slot.next
@@ -82,7 +80,7 @@ def keep_accepted(world: World, engine: Any, pool: Any) -> Any:
 @uncounted()
 def know_rejected(world: World, engine: Any) -> None:
     """Take note of what was right and wrong: the batch that it was in has ended."""
-    place = engine.first_slot
+    place = engine.slots.first
     while place >= 0:
         world.slots[place].rejected = world.slots[place].flight = 0
         place = world.slots[place].next

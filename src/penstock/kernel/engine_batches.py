@@ -13,7 +13,7 @@ from penstock.kernel.apart import A_WORLD, AN_ENGINE, NUMBER, apart, form_by_rul
 from penstock.kernel.blocks import blocks_of, name_blocks
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.composition import Terms, cost_of, rise_of, ticks_of
-from penstock.kernel.due_epochs import NEVER, chain, next_due_epoch, unchain
+from penstock.kernel.due_epochs import NEVER, next_due_epoch, put_off
 from penstock.kernel.engine_ends import advance_engine, compute_run, let_go
 from penstock.kernel.engines.sglang import begin_ratio
 from penstock.kernel.in_progress import (
@@ -165,7 +165,7 @@ def _form_ahead(world: World, server: int, engine: Any, pool: Any) -> Any:
     advance_engine(world, replica, engine, pool)
     failed = _compose(world, planned, engine, pool, False)
     repeat = 1
-    alike = planned.tokens == replica.tokens and engine.first_leaving < 0
+    alike = planned.tokens == replica.tokens and engine.leaving.first < 0
     if replica.prefill == 0 and everyone != 0 and alike:
         repeat = _equal_batches(world, replica, planned, engine, pool, 0)
     start(world, server, repeat)
@@ -288,7 +288,7 @@ def _compose(world: World, batch: Any, engine: Any, pool: Any, at_once: bool) ->
 def _choose(world: World, engine: Any, pool: Any) -> Any:
     """Say who is in the batch; return what failed, or 0."""
     engine.served = 0
-    engine.served_head = -1
+    engine.prompts.first = -1
     engine.served_decodes = 0
     engine.wasted = 0
     engine.preempted = 0
@@ -312,7 +312,7 @@ def _choose(world: World, engine: Any, pool: Any) -> Any:
 @uncounted(inline=True)
 def _prefill_tokens(world: World, engine: Any) -> Any:
     tokens = 0
-    place = engine.served_head
+    place = engine.prompts.first
     for _ in range(engine.served):
         tokens += world.slots[place].taken
         place = world.slots[place].served_next
@@ -327,7 +327,7 @@ def _time(world: World, replica: Any, engine: Any, pool: Any) -> None:
     if engine.everyone != 0:
         context = engine.context_base + engine.decoding * engine.epoch
     elif engine.served_decodes > 0:
-        context = _put_off(world, engine, pool)
+        context = _put_off_others(world, engine, pool)
     if engine.wasted > 0:
         context += _context_of_done(world, engine)
     if pool.composed == 0:
@@ -345,7 +345,7 @@ def _time(world: World, replica: Any, engine: Any, pool: Any) -> None:
 
 
 @uncounted()
-def _put_off(world: World, engine: Any, pool: Any) -> Any:
+def _put_off_others(world: World, engine: Any, pool: Any) -> Any:
     """Put off the due epochs of decoding requests that this batch leaves out: all but the first, or
     those unmarked.
 
@@ -353,7 +353,7 @@ def _put_off(world: World, engine: Any, pool: Any) -> Any:
     """
     heads, bits = world.heads[engine.line], world.bits[engine.line]
     served = context = 0
-    place = engine.first_slot
+    place = engine.slots.first
     while place >= 0:
         slot = world.slots[place]
         if slot.left == 0:
@@ -364,10 +364,8 @@ def _put_off(world: World, engine: Any, pool: Any) -> Any:
                 slot.taken = 1
             else:
                 count_growth(world, engine, pool, slot, -1)
-                unchain(world.slots, heads, bits, place)
-                slot.due += 1
+                put_off(world.slots, heads, bits, place, 1)
                 engine.context_base -= 1
-                chain(world.slots, heads, bits, place)
                 count_growth(world, engine, pool, slot, 1)
                 if slot.last == IN_STEP:
                     slot.last = engine.last_step
@@ -380,7 +378,7 @@ def _put_off(world: World, engine: Any, pool: Any) -> Any:
 def _context_of_done(world: World, engine: Any) -> Any:
     """Return the tokens before the decodes that a batch has for nothing."""
     context = 0
-    place = engine.first_leaving
+    place = engine.leaving.first
     while place >= 0:
         slot = world.slots[place]
         if slot.left == IN_FLIGHT and slot.taken > 0:
@@ -395,7 +393,7 @@ def _attention(world: World, engine: Any, pool: Any) -> Any:
     before.
     """
     squares = pairs = 0
-    place = engine.served_head
+    place = engine.prompts.first
     for _ in range(engine.served):
         slot = world.slots[place]
         tokens = slot.taken + slot.drafted
@@ -403,7 +401,7 @@ def _attention(world: World, engine: Any, pool: Any) -> Any:
         pairs += tokens * done_by(engine, slot)
         place = slot.served_next
     if pool.drafts > 0:
-        place = engine.first_slot
+        place = engine.slots.first
         while place >= 0:
             slot = world.slots[place]
             if slot.left <= 0 and slot.taken > 0:
@@ -417,12 +415,12 @@ def _attention(world: World, engine: Any, pool: Any) -> Any:
 @apart(types.void(A_WORLD, NUMBER, AN_ENGINE))
 def note_allocations(world: World, server: int, engine: Any) -> None:
     """Write down who gets what."""
-    place = engine.served_head
+    place = engine.prompts.first
     for _ in range(engine.served):
         slot = world.slots[place]
         note_allocation(world, server, slot.request, slot.taken, slot.drafted)
         place = slot.served_next
-    place = engine.first_slot if engine.served_decodes > 0 else -1
+    place = engine.slots.first if engine.served_decodes > 0 else -1
     while place >= 0:
         slot = world.slots[place]
         if slot.left == 0 and (engine.everyone != 0 or slot.taken > 0):

@@ -15,6 +15,7 @@ from penstock.kernel.engines.sglang import lower_ratio
 from penstock.kernel.engines.sglang_cache import keep_ahead, keep_at_end, note_joined
 from penstock.kernel.gaps import count_stall
 from penstock.kernel.in_progress import begun_again
+from penstock.kernel.lists import append_leaving
 from penstock.kernel.recording import note_gaps, note_gaps_within
 from penstock.kernel.records import (
     COMPOSED,
@@ -103,7 +104,7 @@ def name_known(world: World, engine: Any, pool: Any) -> None:
     """Name the blocks of outputs that are full now that a batch has ended, of those who go on."""
     # Whom the next batch, composed already, leaves out has been put off.
     puts_off = pool.ahead != 0 and engine.everyone == 0 and engine.served_decodes > 0
-    place = engine.first_slot
+    place = engine.slots.first
     while place >= 0:
         slot = world.slots[place]
         if slot.left == 0:
@@ -163,7 +164,7 @@ def give_back_of_finished(world: World, engine: Any, pool: Any, epoch: int) -> N
     """Give back the blocks of requests that finish when this batch ends, at that epoch, in the
     order of the list.
     """
-    place = engine.first_slot
+    place = engine.slots.first
     while place >= 0:
         slot = world.slots[place]
         ends = slot.left == IN_FLIGHT
@@ -201,7 +202,7 @@ def _own_gaps(world: World, replica: Any, engine: Any, pool: Any) -> Any:
     """
     served = 0
     owners = engine.own
-    place = engine.last_slot
+    place = engine.slots.last
     while owners > 0:
         slot = world.slots[place]
         if slot.left == 0 and slot.last != IN_STEP:
@@ -232,7 +233,7 @@ def _gap_from_elsewhere(world: World, replica: Any, pool: Any, request: int) -> 
 def _unmark_decodes(world: World, engine: Any, pool: Any) -> None:
     if pool.ahead != 0:
         engine.some_fly = 1
-    place = engine.first_slot
+    place = engine.slots.first
     while place >= 0:
         slot = world.slots[place]
         if slot.left == 0:
@@ -265,15 +266,10 @@ def _stay(world: World, engine: Any, place: int) -> None:
     """Let a request whose last token is in flight keep its slot and blocks until that is out."""
     slot = world.slots[place]
     slot.left = IN_FLIGHT
-    slot.chain = -1
     slot.due = engine.epoch
     if ends_unforeseen(world, slot):
         engine.unforeseen += 1
-    if engine.first_leaving < 0:
-        engine.first_leaving = place
-    else:
-        world.slots[engine.last_leaving].chain = place
-    engine.last_leaving = place
+    append_leaving(world.slots, engine.leaving, place)
 
 
 @uncounted(inline=True)
@@ -283,7 +279,7 @@ def let_go(world: World, replica: Any, engine: Any, pool: Any) -> None:
     if pool.drafts > 0 or (pool.caching != 0 and engine.some_fly != 0):
         know_rejected(world, engine)
         engine.some_fly = 0
-    place = engine.first_leaving
+    place = engine.leaving.first
     if place >= 0 and pool.caching != 0:
         give_back_of_finished(world, engine, pool, engine.epoch)
     if pool.names_outputs != 0:
@@ -302,7 +298,7 @@ def let_go(world: World, replica: Any, engine: Any, pool: Any) -> None:
             world.again[slot.request].drafted = slot.drafted
         _leave(world, replica, engine, place)
         place = following
-    engine.first_leaving = -1
+    engine.leaving.first = -1
     engine.unforeseen = 0
 
 
@@ -328,7 +324,7 @@ def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bo
     others.
     """
     end = _end_of(world, engine, pool)
-    place = engine.served_head
+    place = engine.prompts.first
     for _ in range(engine.served):
         slot = world.slots[place]
         following = slot.served_next

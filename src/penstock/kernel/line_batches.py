@@ -11,7 +11,7 @@ from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.in_progress import before_it_dies, start, within_the_run
 from penstock.kernel.lines import (
-    link,
+    link_fresh,
     take_prompts,
     visible_tokens,
 )
@@ -91,7 +91,7 @@ def _fill_line(world: World, server: int, line: Any, pool: Any, room: _Room, tok
     """
     prompts = _visible(line, room, pool.running_scope)
     prompt_tokens = visible_tokens(world, line, prompts)
-    head = line.prompt_head
+    head = line.waiting.first
     queue = Queue(
         prompts,
         prompt_tokens,
@@ -225,10 +225,10 @@ def _link_decodes(world: World, server: int, pool: Any, end: int) -> Any:
         line = world.lines[index]
         if line.decode > 0:
             decodes += line.decode
-            link(world, index, end)
-            fewest = min(fewest, line.due - line.epoch)
+            link_fresh(world, index, end)
+            fewest = min(fewest, line.linked.due - line.linked.epoch)
             if records:
-                place = line.first_linked
+                place = line.linked.first
                 for _ in range(line.decode):
                     note_allocation(world, server, world.slots[place].request, 0, 1)
                     place = world.slots[place].next

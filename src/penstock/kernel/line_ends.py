@@ -6,14 +6,9 @@ from numba import types
 
 from penstock.kernel.apart import A_LINE, A_POOL, A_WORLD, NUMBER, apart
 from penstock.kernel.compiled_code import uncounted
-from penstock.kernel.lines import (
-    append_fresh,
-    append_prompt,
-    count_tokens,
-    find_due,
-    serve_decodes,
-    unlink,
-)
+from penstock.kernel.due_epochs import empty_bucket, find_due, move_epoch
+from penstock.kernel.lines import count_tokens, release
+from penstock.kernel.lists import append_row
 from penstock.kernel.records import IN_DECODE, World
 from penstock.kernel.releases import finish
 
@@ -26,7 +21,7 @@ def end_of_lines(world: World, server: int, pool: Any) -> None:
         count_tokens(world, server, pool)
     for index in range(first, first + pool.lines):
         line = world.lines[index]
-        if line.decode > 0 or line.done_head >= 0 or line.prefill > 0:
+        if line.decode > 0 or line.done.first >= 0 or line.prefill > 0:
             _end_of_line(world, server, index, pool)
 
 
@@ -58,7 +53,7 @@ def _end_prefill(world: World, server: int, line: Any, pool: Any, request: int) 
     if row.decodes == 0:
         _leave(world, server, line, request)
     else:
-        append_fresh(world, line, request)
+        append_row(world.rows, line.fresh, request)
 
 
 @uncounted(inline=True)
@@ -67,20 +62,22 @@ def _end_of_line(world: World, server: int, index: int, pool: Any) -> None:
     line, repeat = world.lines[index], world.servers[server].equal
     if line.decode > 0:
         line.decode_tokens -= line.decode * repeat
-        place = serve_decodes(world, index, repeat)
+        slots, heads, bits = world.slots, world.heads[index], world.bits[index]
+        move_epoch(slots, heads, bits, line.linked, line.decode, repeat)
+        place = empty_bucket(heads, bits, line.linked.epoch)
         while place >= 0:
             following = world.slots[place].chain
             request = world.slots[place].request
-            unlink(world, line, place)
+            release(world, line, place)
             line.finished_decodes += world.rows[request].decodes
             _leave(world, server, line, request)
             place = following
-        find_due(world, index)
+        find_due(bits, line.linked)
         line.decode = 0
     line.prefill = 0
-    while line.done_head >= 0:
-        request = line.done_head
-        line.done_head = world.rows[request].next
+    while line.done.first >= 0:
+        request = line.done.first
+        line.done.first = world.rows[request].next
         _end_prefill(world, server, line, pool, request)
 
 
@@ -93,9 +90,9 @@ def join_line(world: World, line: Any, request: int) -> None:
     if row.left > 0:
         line.prompts += 1
         line.prompt_tokens += row.left
-        append_prompt(world, line, request)
+        append_row(world.rows, line.waiting, request)
     else:
         line.decoding += 1
         line.decode_tokens += row.decodes
         row.pending = IN_DECODE
-        append_fresh(world, line, request)
+        append_row(world.rows, line.fresh, request)

@@ -162,7 +162,7 @@ def _empty_lines(world: World, first: int, count: int) -> None:
     """Let lines be as they were at first."""
     clock = world.clock[0]
     for index in range(first, first + count):
-        place = world.lines[index].first_linked
+        place = world.lines[index].linked.first
         while place >= 0:
             following = world.slots[place].next
             world.slots[place].chain = clock.free_slot
@@ -177,13 +177,13 @@ def _empty_lines(world: World, first: int, count: int) -> None:
 def _empty_engine(world: World, index: int, pool: Any) -> None:
     """Let an engine be as it was at first; all its requests are in prefill again."""
     engine = world.engines[index]
-    place = engine.first_leaving  # of these some have left the list
+    place = engine.leaving.first  # of these some have left the list
     while place >= 0:
         following = world.slots[place].chain
         if world.slots[place].left == EVICTED:
             _give_up_slot(world, engine, place)
         place = following
-    place = engine.first_slot
+    place = engine.slots.first
     while place >= 0:
         following = world.slots[place].next
         _give_up_slot(world, engine, place)

@@ -12,6 +12,7 @@ from penstock.kernel.blocks import give_back, nameable
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import unchain
 from penstock.kernel.engines.sglang_cache import leave
+from penstock.kernel.lists import unlink
 from penstock.kernel.records import EVICTED, VLLM, World
 from penstock.kernel.running import (
     add_tokens,
@@ -22,7 +23,6 @@ from penstock.kernel.running import (
     flight_of,
     held_by,
     release,
-    unlink,
 )
 from penstock.kernel.waiting import comes_before, wait_first
 
@@ -32,15 +32,15 @@ def _strike(world: World, engine: Any, place: int) -> None:
     """Take a request in prefill out of the batch that is being formed."""
     engine.served -= 1
     following = world.slots[place].served_next
-    if engine.served_head == place:
-        engine.served_head = following
+    if engine.prompts.first == place:
+        engine.prompts.first = following
         return
-    before = engine.served_head
+    before = engine.prompts.first
     while world.slots[before].served_next != place:
         before = world.slots[before].served_next
     world.slots[before].served_next = following
     if following < 0:
-        engine.served_tail = before
+        engine.prompts.last = before
 
 
 @uncounted(inline=True)
@@ -125,7 +125,7 @@ def _evict_ahead(world: World, engine: Any, pool: Any, place: int) -> None:
         engine.verified -= slot.drafted
         engine.rejected -= slot.drafted
     slot.left = EVICTED
-    unlink(world, engine, place)
+    unlink(world.slots, engine.slots, place)
     engine.running -= 1
     engine.preempted += 1
     engine.preemptions += 1
@@ -147,8 +147,8 @@ def victim_of(world: World, engine: Any, pool: Any) -> Any:
     last.
     """
     if pool.by_priority == 0:
-        return engine.last_slot
-    victim = engine.first_slot
+        return engine.slots.last
+    victim = engine.slots.first
     place = world.slots[victim].next
     while place >= 0:
         one, other = world.slots[victim].request, world.slots[place].request

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.kernel.blocks import FIRST_NAMED, OWN_BITS
+from penstock.kernel.blocks import OWN_BITS
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import NEVER
+from penstock.kernel.lists import append_leaf, insert_leaf, unlink_leaf
 from penstock.kernel.records import World
 
 # -- what pages hold
@@ -104,7 +105,7 @@ def _bucket(engine: Any, parent: int, page: int) -> Any:
 @uncounted(inline=True)
 def _child(world: World, engine: Any, parent: int, page: int) -> Any:
     """Return the child of a node that begins with a page, or -1."""
-    place = world.buckets[_bucket(engine, parent, page), FIRST_NAMED]
+    place = world.buckets[_bucket(engine, parent, page)].first
     while place >= 0:
         node = world.nodes[place]
         if node.parent == parent and page == node.page:
@@ -117,19 +118,19 @@ def _child(world: World, engine: Any, parent: int, page: int) -> Any:
 def _adopt(world: World, engine: Any, place: int) -> None:
     """Let a node be found from its parent."""
     node = world.nodes[place]
-    bucket = _bucket(engine, node.parent, node.page)
-    node.next_named = world.buckets[bucket, FIRST_NAMED]
-    world.buckets[bucket, FIRST_NAMED] = place
+    bucket = world.buckets[_bucket(engine, node.parent, node.page)]
+    node.next_named = bucket.first
+    bucket.first = place
 
 
 @uncounted()
 def _disown(world: World, engine: Any, place: int) -> None:
     """Let a node be found no more."""
     node = world.nodes[place]
-    bucket = _bucket(engine, node.parent, node.page)
-    other = world.buckets[bucket, FIRST_NAMED]
+    bucket = world.buckets[_bucket(engine, node.parent, node.page)]
+    other = bucket.first
     if other == place:
-        world.buckets[bucket, FIRST_NAMED] = node.next_named
+        bucket.first = node.next_named
         return
     while world.nodes[other].next_named != place:
         other = world.nodes[other].next_named
@@ -305,8 +306,8 @@ def unused_before(world: World, engine: Any, place: Any) -> Any:
 @uncounted()
 def make_free(world: World, engine: Any, pool: Any, pages: int) -> None:
     """Give up leaves until so many pages are free, or none is left to give up."""
-    while engine.free < pages and engine.oldest >= 0:
-        place = engine.oldest
+    while engine.free < pages and engine.leaves.first >= 0:
+        place = engine.leaves.first
         node = world.nodes[place]
         _unlist(world, engine, place)
         _disown(world, engine, place)
@@ -338,34 +339,17 @@ def _touch(world: World, engine: Any, place: int) -> None:
 def _list(world: World, engine: Any, place: int) -> None:
     """Put a leaf that nobody uses among the others: most were touched after all or before all."""
     node = world.nodes[place]
-    older = engine.newest
-    if older >= 0 and world.nodes[older].touched > node.touched:
-        newer = engine.oldest
-        while world.nodes[newer].touched < node.touched:
-            newer = np.int64(world.nodes[newer].newer)
-        older = np.int64(world.nodes[newer].older)
-    newer = engine.oldest if older < 0 else np.int64(world.nodes[older].newer)
-    node.older = older
-    node.newer = newer
-    if older < 0:
-        engine.oldest = place
-    else:
-        world.nodes[older].newer = place
-    if newer < 0:
-        engine.newest = place
-    else:
-        world.nodes[newer].older = place
+    newest = engine.leaves.last
+    if newest < 0 or world.nodes[newest].touched <= node.touched:
+        append_leaf(world.nodes, engine.leaves, place)
+        return
+    newer = engine.leaves.first
+    while world.nodes[newer].touched < node.touched:
+        newer = np.int64(world.nodes[newer].newer)
+    insert_leaf(world.nodes, engine.leaves, place, newer)
 
 
 @uncounted()
 def _unlist(world: World, engine: Any, place: int) -> None:
     """Take a leaf off that list."""
-    node = world.nodes[place]
-    if node.older < 0:
-        engine.oldest = node.newer
-    else:
-        world.nodes[node.older].newer = node.newer
-    if node.newer < 0:
-        engine.newest = node.older
-    else:
-        world.nodes[node.newer].older = node.older
+    unlink_leaf(world.nodes, engine.leaves, place)

@@ -87,18 +87,23 @@ NONE_YET, IN_STEP = -1, -2
 """In place of the tick of a request's last token: it had none; that of all who decode in step."""
 
 
-def record(**fields: str) -> np.dtype[np.void]:
-    """Return a record of such fields; each string names several of a type."""
-    return np.dtype(
-        [(name, kind) for kind, names in fields.items() for name in names.split()], align=True
-    )
+def record(*parts: tuple[Any, str], **fields: str) -> np.dtype[np.void]:
+    """Return a record of such fields; each string names several of a type, which for parts are
+    records themselves.
+    """
+    kinds = (*fields.items(), *parts)
+    return np.dtype([(name, kind) for kind, names in kinds for name in names.split()], align=True)
 
 
 def table(kind: np.dtype[np.void], count: int) -> Any:
     """Return so many records, all zero, whose fields are attributes in compiled code and in
-    Python.
+    Python; lists are empty.
     """
-    return np.zeros(count, kind).view(np.recarray)
+    rows = np.zeros(count, kind).view(np.recarray)
+    for part in (rows, *(rows[name] for name in rows.dtype.names)):
+        if part.dtype.names and part.dtype.names[:2] == ENDS.names:
+            part.first = part.last = -1
+    return rows
 
 
 def joined(*tables: Any) -> Any:
@@ -108,6 +113,16 @@ def joined(*tables: Any) -> Any:
         return filled[0]
     return np.concatenate(filled).view(np.recarray)
 
+
+ENDS = record(i8="first last")
+"""The ends of a list (`penstock.kernel.lists`), -1 where it is empty."""
+
+LINKED = record(i8="first last count epoch due context")
+"""Requests that decode in the order of a list, its first ones in each batch (`due_epochs`).
+
+Its ends, and how many there are; decode batches so far, and the epoch at which the next one
+finishes if every batch serves all; tokens before the next decodes of all, less count * epoch.
+"""
 
 CLOCK = record(
     i8="""
@@ -216,64 +231,68 @@ HEALTH = record(i8="died dies")
 """
 
 LINE = record(
+    (ENDS, "waiting fresh done"),
+    (LINKED, "linked"),
     i8="""
-    prompts prompt_tokens prompt_head prompt_tail partial open
-    decoding fresh_head fresh_tail
-    linked first_linked last_linked epoch due
-    prefill decode done_head done_tail
+    prompts prompt_tokens partial open decoding prefill decode
     arrived arrived_tokens finished finished_decodes decode_tokens
-    """
+    """,
 )
 """One per line of a replica.
 
-Requests in prefill, without those whose last prompt token is in the batch in progress, and their
-unprocessed tokens; their queue in order of arrival; whether the first has been started, and cut in
-the batch being formed. Requests in decode; the queue of those that have not decoded yet; those that
-have, in slots; decode batches of the line, and the epoch at which the next one finishes. Tokens of
-the line in the batch in progress, and the prompts that end with it. Then what policies see of the
-past.
+Requests in prefill are ``waiting``, in order of arrival, without those whose last prompt token is
+in the batch in progress, who are ``done``. Requests in decode are ``fresh`` until they have
+decoded, then ``linked``, in slots.
+
+Requests in prefill, and their unprocessed tokens; whether the first has been started, and cut in
+the batch being formed; requests in decode; tokens of the line in the batch in progress. Then what
+policies see of the past.
 """
 
 ENGINE = record(
+    (ENDS, "slots queue prompts leaving joined coming landed unused leaves"),
     i8="""
     server pool line index
-    running prefilling decoding first_slot last_slot
-    waiting head tail
+    running prefilling decoding waiting
     free nameless free_record first_block blocks first_bucket buckets
     epoch last_step own context_base
     waiting_tokens decode_tokens arrived arrived_tokens finished finished_decodes
-    served served_decodes served_head served_tail preempted
+    served served_decodes preempted
     marked everyone steady arrival_ends
     verified rejected
-    first_leaving last_leaving
     preemptions lost reused rejections
-    usable settled lending incoming coming_head coming_tail landed_head landed_tail
+    usable settled lending incoming
     has_prompts since_prompts overfull passed
     barren all_fly some_fly
     plan joins flight_end step_before unforeseen wasted wasted_on
     is_full comings looks
     processed last_prefill began_with left
-    root nodes free_node oldest newest evictable touches first_joined last_joined
+    root nodes free_node evictable touches
     """,
     f8="ratio",
 )
 """One per replica that is an engine.
 
-Which replica, of which pool; its rows of ``heads`` and of ``growth``. The running list; the waiting
-queue, or with priorities the root of a heap. KV blocks: free ones, those of
-them in front of the queue without a name, the first record that stands for nothing, and where its
+Which replica, of which pool; its rows of ``heads`` and of ``growth``. Lists: ``slots``, those that
+run; ``queue``, those that wait, or with priorities the root of a heap; ``prompts``, slots in
+prefill that the batch serves which is being formed or in progress; ``leaving``, those whose last
+token is in flight, and ``joined``, those whose prefill is complete when it ends; ``coming``,
+requests that wait for room for KV memory from elsewhere, and ``landed``, those who have it and wait
+for a place; ``unused``, blocks with names; ``leaves`` of SGLang's cache that may be given up.
+
+KV blocks: free ones, those of
+them without a name, which are taken first, the first record that stands for nothing, and where its
 own begin in `World.blocks` and `World.buckets`. ``epoch``: decode batches; ``last_step``:
 tick at which those who decode had their last token, all but ``own``, which know theirs;
 ``context_base``: tokens before the next decodes of all, less decoding * epoch. What policies see.
-The batch being formed or in progress: slots in prefill that it serves, decodes, who was preempted
+The batch being formed or in progress: prompts that it serves, decodes, who was preempted
 for it; whether the decodes that it serves are marked, are all, whether the next batch
 is the same while nobody comes or goes, and whether an arrival ends a run of equal ones; drafts, and
-tokens that they make useless. Those whose last token is in flight. Preemptions, tokens that they
+tokens that they make useless. Preemptions, tokens that they
 lost, tokens found computed, tokens that drafts made useless. Blocks that it can use (0: no limit),
 and those that the decodes of the run in progress have taken already; transfers from here, for
 which it keeps blocks; requests whose KV memory is on
-its way here or waits for room, ends of the queue of those that wait for that, and of those who have
-it and wait for a place. vLLM: whether the batch has prompts,
+its way here or waits for room. vLLM: whether the batch has prompts,
 which one after the last with some is next, whether that one left requests waiting, how many of
 those that wait others have passed. ``barren``: batches since the last output that preempted
 somebody. Composed ahead: whether all who decode have a token in flight, and whether
@@ -286,8 +305,7 @@ have left since. SGLang: whether admission has paused, how many have come to the
 was looked at; tokens processed, by which requests age; those of the last batch, if it had prompts,
 of the batch that the running one was at first, and how many the last batch left in that; the new
 token ratio. Its cache: the root, nodes in use so far, the first that is free
-again; ends of the list of leaves that may be given up, and the pages that nobody uses; touches so
-far; those whose prefill is complete when the batch in progress ends.
+again; the pages that nobody uses; touches so far.
 """
 
 STAGE = record(i8="pool line prefill_weight decode_weight in_prefill in_decode")
@@ -368,7 +386,8 @@ batch in progress ends.
 """
 
 BUDGET = record(
-    i8="chunk prompts pending room lives pages found found_end victims last_victim is_cut",
+    (ENDS, "victims"),
+    i8="chunk prompts pending room lives pages found found_end is_cut",
     f8="foreseen",
 )
 """What a batch of prompts that is being formed may still take (SGLang): tokens of the batch, tokens
@@ -411,7 +430,7 @@ is sorted.
 
 BLOCK = record(i8="name", i4="users count next_free previous_free next_named previous_named")
 """Where prefixes are reused: a block that has a name, or a run of so many that nobody will look
-for; one per engine is both ends of its queue. There are as many as KV blocks.
+for. There are as many as KV blocks.
 """
 
 
@@ -488,7 +507,7 @@ _TYPES: dict[str, Any] = {
     "lives": _TABLE,
     "nodes": from_dtype(NODE)[::1],
     "blocks": from_dtype(BLOCK)[::1],
-    "buckets": _TABLE,
+    "buckets": from_dtype(ENDS)[::1],
     "table": types.int32[:, ::1],
     "rows": from_dtype(ROW)[::1],
     "again": from_dtype(AGAIN)[::1],

@@ -53,7 +53,7 @@ def _not_begun(world: World, engine: Any) -> Any:
     that are kept for them: to a router they wait.
     """
     requests = blocks = 0
-    place = engine.first_slot
+    place = engine.slots.first
     while place >= 0:
         slot = world.slots[place]
         if slot.left == slot.target and slot.taken == 0:

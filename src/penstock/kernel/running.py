@@ -14,6 +14,7 @@ import numpy as np
 from penstock.kernel.blocks import blocks_of, name_blocks, occupy
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import chain
+from penstock.kernel.lists import append, append_served, unlink
 from penstock.kernel.records import EVICTED, IN_STEP, NONE_YET, World
 
 # -- what a running request has done, holds and needs; ``slot`` is its record
@@ -86,51 +87,10 @@ def tokens_sent_to(world: World, request: int) -> Any:
 
 
 @uncounted(inline=True)
-def append(world: World, engine: Any, slot: int) -> None:
-    """Put a slot at the end of the list."""
-    last = engine.last_slot
-    world.slots[slot].previous = last
-    world.slots[slot].next = -1
-    if last < 0:
-        engine.first_slot = slot
-    else:
-        world.slots[last].next = slot
-    engine.last_slot = slot
-
-
-@uncounted(inline=True)
-def insert_before(world: World, engine: Any, slot: int, following: int) -> None:
-    """Put a slot before another of the list."""
-    previous = world.slots[following].previous
-    world.slots[slot].previous = previous
-    world.slots[slot].next = following
-    world.slots[following].previous = slot
-    if previous < 0:
-        engine.first_slot = slot
-    else:
-        world.slots[previous].next = slot
-
-
-@uncounted(inline=True)
-def unlink(world: World, engine: Any, slot: int) -> None:
-    """Take a slot out of the list."""
-    previous = world.slots[slot].previous
-    following = world.slots[slot].next
-    if previous < 0:
-        engine.first_slot = following
-    else:
-        world.slots[previous].next = following
-    if following < 0:
-        engine.last_slot = previous
-    else:
-        world.slots[following].previous = previous
-
-
-@uncounted(inline=True)
 def release(world: World, engine: Any, slot: int) -> None:
     """Give up the slot of a request that leaves the list, if it has not left it already."""
     if world.slots[slot].left != EVICTED:
-        unlink(world, engine, slot)
+        unlink(world.slots, engine.slots, slot)
         engine.running -= 1
     clock = world.clock[0]
     world.slots[slot].chain = clock.free_slot
@@ -169,7 +129,7 @@ def admit(world: World, engine: Any, pool: Any, request: int, blocks: int, hits:
     slot.before = NONE_YET
     slot.shared = slot.named = slot.joined = 0
     slot.taken = slot.drafted = slot.stay = slot.rejected = slot.flight = 0
-    append(world, engine, place)
+    append(world.slots, engine.slots, place)
     engine.running += 1
     engine.prefilling += 1
     if pool.caching == 0:
@@ -204,13 +164,8 @@ def add_tokens(world: World, engine: Any, tokens: int) -> None:
 def serve_prefill(world: World, engine: Any, place: int, tokens: int) -> None:
     """Put so many prompt tokens into the batch."""
     world.slots[place].taken = tokens
-    world.slots[place].served_next = -1
     engine.waiting_tokens -= tokens
-    if engine.served == 0:
-        engine.served_head = place
-    else:
-        world.slots[engine.served_tail].served_next = place
-    engine.served_tail = place
+    append_served(world.slots, engine.prompts, place)
     engine.served += 1
 
 

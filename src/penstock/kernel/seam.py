@@ -79,7 +79,7 @@ def form_by_policy(world: World, engine: Any, pool: Any) -> Any:
 def _name_outputs(world: World, engine: Any, pool: Any) -> None:
     """Name the blocks that the decodes of the batch fill."""
     served = 0
-    place = engine.first_slot
+    place = engine.slots.first
     while served < engine.served_decodes:
         if world.slots[place].left == 0:
             served += 1
@@ -91,7 +91,7 @@ def _name_outputs(world: World, engine: Any, pool: Any) -> None:
 def _grow_first(world: World, engine: Any, pool: Any) -> None:
     """Take the blocks that the first decoding requests of the list need."""
     served = blocks = 0
-    place = engine.first_slot
+    place = engine.slots.first
     while served < engine.served_decodes:
         slot = world.slots[place]
         if slot.left == 0:
@@ -105,13 +105,13 @@ def _grow_first(world: World, engine: Any, pool: Any) -> None:
 def _head_tokens(world: World, engine: Any) -> Any:
     """Return the unprocessed prompt tokens of the first request in prefill."""
     if engine.prefilling > 0:
-        place = engine.first_slot
+        place = engine.slots.first
         while world.slots[place].left == 0:
             place = world.slots[place].next
         return np.int64(world.slots[place].left)
-    if engine.head < 0:
+    if engine.queue.first < 0:
         return 0
-    return np.int64(world.again[engine.head].target)
+    return np.int64(world.again[engine.queue.first].target)
 
 
 @uncounted()
@@ -125,7 +125,7 @@ def _see(world: World, engine: Any, pool: Any) -> Any:
     prompts, tokens, free = _begun(world, engine, pool)
     if prompts == 0 and engine.decoding == 0 and engine.running > 0:
         # The only one, in mid-prefill: what it lacks is kept for a transfer.
-        make_room(world, engine, pool, engine.last_slot)
+        make_room(world, engine, pool, engine.slots.last)
     if engine.preempted > 0:
         return prompts, tokens, False
     limit = pool.batch_size - (engine.running if pool.running_scope != 0 else prompts)
@@ -135,7 +135,7 @@ def _see(world: World, engine: Any, pool: Any) -> Any:
     # Those that wait, in order: a heap is taken apart as far as they are looked at.
     blocked = False
     popped = -1
-    request = engine.head
+    request = engine.queue.first
     while limit > 0 and request >= 0:
         if pool.by_priority != 0:
             pop_waiting(world, engine, pool)
@@ -152,7 +152,7 @@ def _see(world: World, engine: Any, pool: Any) -> Any:
         if pool.admission == OPTIMISTIC and may < world.again[request].target:
             blocked = True
             break
-        request = engine.head if pool.by_priority != 0 else world.rows[request].next
+        request = engine.queue.first if pool.by_priority != 0 else world.rows[request].next
     while popped >= 0:
         following = world.rows[popped].next
         wait_first(world, engine, pool, popped)
@@ -168,7 +168,7 @@ def _begun(world: World, engine: Any, pool: Any) -> Any:
     free = engine.free - growth_of(world, engine, pool)
     prompts = tokens = seen = 0
     single = engine.prefilling == 1  # is near the end
-    place = engine.last_slot if single else engine.first_slot
+    place = engine.slots.last if single else engine.slots.first
     while seen < engine.prefilling and (pool.running_scope != 0 or prompts < pool.batch_size):
         slot = world.slots[place]
         if slot.left > 0:
@@ -228,7 +228,7 @@ def _fill(world: World, engine: Any, pool: Any, wanted: int, requests: int) -> A
     left = wanted
     begun, seen = engine.prefilling, 0
     single = begun == 1
-    place = engine.last_slot if single else engine.first_slot
+    place = engine.slots.last if single else engine.slots.first
     while seen < begun and left > 0 and requests > 0:
         slot = world.slots[place]
         if slot.left > 0:
@@ -245,8 +245,8 @@ def _fill(world: World, engine: Any, pool: Any, wanted: int, requests: int) -> A
                 left -= take
                 requests -= 1
         place = slot.previous if single else slot.next
-    while left > 0 and requests > 0 and engine.head >= 0:
-        request = engine.head
+    while left > 0 and requests > 0 and engine.queue.first >= 0:
+        request = engine.queue.first
         may, blocks, hits = _admissible(world, engine, pool, request, free)
         take = min(may, left)
         if take == 0:

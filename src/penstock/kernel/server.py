@@ -37,7 +37,8 @@ from penstock.kernel.by_reference import reference_at
 from penstock.kernel.choice import failure_of
 from penstock.kernel.compiled_code import entry, uncounted
 from penstock.kernel.composition import TERMS, Terms
-from penstock.kernel.due_epochs import NEVER, at, chain, empty_bucket, next_due_epoch, unchain
+from penstock.kernel.due_epochs import NEVER, empty_bucket, find_due, move_epoch
+from penstock.kernel.lists import unlink
 from penstock.kernel.recording import has_room, note_run
 from penstock.kernel.records import (
     ALLOCATION_ROWS,
@@ -107,7 +108,7 @@ def _advance(arrays: Arrays, terms: Terms | None) -> int:
 
         head = state.head
         batch = prefill_oldest(arrays, choice, limits, terms)
-        linked_before = min(state.linked, batch.decode)
+        linked_before = min(state.linked.count, batch.decode)
         fresh_slot = link_fresh(arrays, batch.decode, terms)
         if clock.record >= ALLOCATION_ROWS:
             note_decodes(arrays, batch.decode)
@@ -126,7 +127,8 @@ def _advance(arrays: Arrays, terms: Terms | None) -> int:
         land(arrays, run)
         if run.decodes > 0:
             count_gaps(arrays, run, linked_before, fresh_slot)
-            _move_epoch(arrays, run.decodes, run.equal)
+            slots, heads, bits = arrays.slots, arrays.heads, arrays.bits
+            move_epoch(slots, heads, bits, state.linked, run.decodes, run.equal)
             _finish_due(arrays, run.decodes, run.end, terms)
         _end_prompts(arrays, head, run.end)
         if clock.clients > 0:
@@ -138,8 +140,8 @@ def _advance(arrays: Arrays, terms: Terms | None) -> int:
 def _arrive(arrays: Arrays) -> None:
     """Let the requests come that have arrived by now."""
     clock, state = arrays.clock[0], arrays.state[0]
-    while state.arrived < arrays.arrival.size and arrays.arrival[at(state.arrived)] <= clock.now:
-        tokens = arrays.prompt[at(state.arrived)]
+    while state.arrived < arrays.arrival.size and arrays.arrival[state.arrived] <= clock.now:
+        tokens = arrays.prompt[state.arrived]
         state.waiting_tokens += tokens
         state.arrived_tokens += tokens
         state.arrived += 1
@@ -160,74 +162,33 @@ def _idle(arrays: Arrays) -> Any:
 
 
 @uncounted(inline=True)
-def _move_epoch(arrays: Arrays, decode: int, batches: int) -> None:
-    """Let the epoch move on and put off those not served, or let those served come closer,
-    whichever are fewer.
-    """
-    state = arrays.state[0]
-    if decode == state.linked:
-        state.epoch += batches
-    elif 2 * decode < state.linked:
-        state.context_base += decode
-        index = state.first
-        for _ in range(decode):
-            _put_off(arrays, index, -1)
-            index = arrays.slots[at(index)].next
-    else:
-        others = state.linked - decode
-        state.epoch += 1
-        state.context_base -= others
-        index = state.last
-        for _ in range(others):
-            _put_off(arrays, index, 1)
-            index = arrays.slots[at(index)].previous
-
-
-@uncounted()
-def _put_off(arrays: Arrays, index: int, epochs: int) -> None:
-    """Move a linked request in the calendar."""
-    unchain(arrays.slots, arrays.heads, arrays.bits, index)
-    arrays.slots[index].due += epochs
-    chain(arrays.slots, arrays.heads, arrays.bits, index)
-
-
-@uncounted(inline=True)
 def _finish_due(arrays: Arrays, decode: int, end: int, terms: Terms | None) -> None:
     """Let the requests leave that are due; the others that were served are a segment."""
     state, slots = arrays.state[0], arrays.slots
-    engine = arrays.pools[0].convention
+    linked, engine = state.linked, arrays.pools[0].convention
     served = decode
-    index = empty_bucket(arrays.heads, arrays.bits, state.epoch)
+    index = empty_bucket(arrays.heads, arrays.bits, linked.epoch)
     while index >= 0:
-        slot = slots[at(index)]
-        output = arrays.output[at(slot.request)]
-        arrays.finish[at(slot.request)] = end
+        slot = slots[index]
+        output = arrays.output[slot.request]
+        arrays.finish[slot.request] = end
         state.finished_decodes += output - engine
         if terms is not None:
-            state.context_base -= arrays.prompt[at(slot.request)] + output - engine - state.epoch
-        if slot.previous < 0:
-            state.first = slot.next
-        else:
-            slots[at(slot.previous)].next = slot.next
-        if slot.next < 0:
-            state.last = slot.previous
-        else:
-            slots[at(slot.next)].previous = slot.previous
+            linked.context -= arrays.prompt[slot.request] + output - engine - linked.epoch
+        unlink(slots, linked, index)
         following = slot.chain
         slot.chain = state.free
         state.free = index
         served -= 1
         index = following
     gone = decode - served
-    if gone > 0 or decode < state.linked:
-        state.linked -= gone
+    if gone > 0 or decode < linked.count:
+        linked.count -= gone
         state.decoding -= gone
         arrays.clock[0].finished += gone
-        state.next_due = NEVER
-        if state.linked > 0:
-            state.next_due = next_due_epoch(arrays.bits, state.epoch)
+        find_due(arrays.bits, linked)
     if served > 0:
-        segment = arrays.segments[at(state.segments)]
+        segment = arrays.segments[state.segments]
         segment.count = served
         segment.end = end
         state.segments += 1
@@ -240,13 +201,13 @@ def _end_prompts(arrays: Arrays, head: int, end: int) -> None:
     engine = arrays.pools[0].convention
     for request in range(head, state.head):
         if engine != 0:
-            arrays.first_token[at(request)] = end
-            if arrays.output[at(request)] == 1:
-                arrays.finish[at(request)] = end
+            arrays.first_token[request] = end
+            if arrays.output[request] == 1:
+                arrays.finish[request] = end
                 arrays.clock[0].finished += 1
                 continue
         state.decoding += 1
-        state.decode_tokens += arrays.output[at(request)] - engine
+        state.decode_tokens += arrays.output[request] - engine
 
 
 @uncounted()

@@ -9,17 +9,17 @@ import numpy as np
 from numba import from_dtype, types
 
 from penstock.kernel.due_epochs import NEVER
-from penstock.kernel.records import record, table, tuple_type
+from penstock.kernel.records import LINKED, record, table, tuple_type
 
 # Requests are named by their index in the workload arrays handed in.
 STATE = record(
+    (LINKED, "linked"),
     i8="""
     arrived head head_done visible visible_tokens
-    decoding fresh linked first last free epoch next_due
+    decoding fresh free
     started seen seen_tokens segments
     waiting_tokens decode_tokens arrived_tokens finished_decodes
-    context_base
-    """
+    """,
 )
 """The one record of what waits and what is served.
 
@@ -27,13 +27,11 @@ Requests that have ``arrived``; the ``head``: first whose prompt is not yet whol
 its tokens that are; the end of the prompts that the policy may see, and their unprocessed tokens.
 
 Requests ``decoding``: the ``linked``, which have decoded, and those from ``fresh`` on, which never
-did. Slots of the oldest and the youngest linked one, and the first of a list of those that nobody
-has; decode batches so far, and the epoch at which the next one finishes if every batch serves all.
+did. The first slot of a list of those that nobody has.
 
 Tokens in batches that ``started``; arrivals ``seen`` by the series, and their tokens; ``segments``
 on the stack. Unprocessed prompt tokens of all that wait, decode iterations still to come of those
 in decode, prompt tokens of all that arrived, decode iterations of all that finished.
-``context_base``: tokens before the next decodes of linked requests, less linked * epoch.
 """
 
 FLIGHT = record(
@@ -118,8 +116,7 @@ def new_arrays(room: int, **others: Any) -> Arrays:
     """Return the arrays of a server to which nothing has come, with slots for so many requests."""
     # ``others``: those that `World` has too, and some that only it has.
     state = table(STATE, 1)
-    state.first = state.last = -1
-    state.next_due = NEVER
+    state.linked.due = NEVER
     slots = table(SLOT, room)
     slots.chain = np.arange(1, room + 1)
     nothing, nothing32 = np.empty(0, np.int64), np.empty(0, np.int32)

@@ -12,7 +12,7 @@ from penstock.kernel.composition import (
     rise_of,
     ticks_of,
 )
-from penstock.kernel.due_epochs import NEVER, at, chain
+from penstock.kernel.due_epochs import NEVER, link
 from penstock.kernel.in_progress import begun_before, ticks_of_batches, within_the_run
 from penstock.kernel.recording import note_allocation
 from penstock.kernel.records import ALLOCATION_ROWS, NOT_BY_LOAD
@@ -32,7 +32,7 @@ def show_prompts(arrays: Arrays) -> Any:
         admissible -= state.decoding
     end = min(state.arrived, admissible)
     while state.visible < end:
-        tokens = arrays.prompt[at(state.visible)]
+        tokens = arrays.prompt[state.visible]
         # Never so. But of a loop with two ends LLVM makes no vectors, whose constants it would
         # fetch again after every call of the policy, for the one or two turns of this one.
         if tokens == 0:
@@ -48,7 +48,7 @@ def ask_policy(arrays: Arrays, limits: Limits) -> Any:
     state = arrays.state[0]
     head_tokens = 0
     if state.head < state.arrived:
-        head_tokens = arrays.prompt[at(state.head)] - state.head_done
+        head_tokens = arrays.prompt[state.head] - state.head_done
     queue = Queue(
         state.visible - state.head,
         state.visible_tokens,
@@ -72,7 +72,7 @@ def prefill_oldest(arrays: Arrays, choice: Choice, limits: Limits, terms: Terms 
     prompts, squares, pairs = 0, 0, 0
     left = choice.prefill
     while left > 0 and prompts < choice.prompts:
-        rest = arrays.prompt[at(state.head)] - state.head_done
+        rest = arrays.prompt[state.head] - state.head_done
         take = min(rest, left)
         if arrays.clock[0].record >= ALLOCATION_ROWS:
             note_allocation(arrays, 0, state.head, take, 0)
@@ -100,30 +100,18 @@ def link_fresh(arrays: Arrays, decode: int, terms: Terms | None) -> Any:
     Slots are a list, so those of one batch follow each other in it.
     """
     state, slots = arrays.state[0], arrays.slots
-    engine = arrays.pools[0].convention
+    linked, engine = state.linked, arrays.pools[0].convention
     first = state.free
-    while state.linked < decode:
-        while (
-            arrays.output[at(state.fresh)] == engine
-        ):  # its only token came with the end of prefill
+    while linked.count < decode:
+        while arrays.output[state.fresh] == engine:  # its only token came with the end of prefill
             state.fresh += 1
         index = state.free
-        slot = slots[at(index)]
-        state.free = slot.chain
-        slot.request = state.fresh
-        slot.due = state.epoch + arrays.output[at(state.fresh)] - engine
-        slot.previous = state.last
-        slot.next = -1
-        if state.last < 0:
-            state.first = index
-        else:
-            slots[at(state.last)].next = index
-        chain(slots, arrays.heads, arrays.bits, index)
+        state.free = slots[index].chain
+        slots[index].request = state.fresh
+        decodes = arrays.output[state.fresh] - engine
+        link(slots, arrays.heads, arrays.bits, linked, index, decodes)
         if terms is not None:
-            state.context_base += arrays.prompt[at(state.fresh)] - state.epoch
-        state.next_due = min(state.next_due, slot.due)
-        state.last = index
-        state.linked += 1
+            linked.context += arrays.prompt[state.fresh] - linked.epoch
         state.fresh += 1
     return first
 
@@ -138,7 +126,7 @@ def equal_batches(arrays: Arrays, batch: Batch, admissible: int, terms: Terms | 
     tokens, requests = prefill + decode, batch.prompts + decode
     cost, rise = 0, 0
     # The mask changes nothing, but tells LLVM that it is not `NOT_BY_LOAD`.
-    ticks = plain = arrays.duration[at(tokens)] & (NEVER - 1)
+    ticks = plain = arrays.duration[tokens] & (NEVER - 1)
     if terms is not None:
         context = _context(arrays, decode)
         cost = cost_of(terms, prefill, decode, requests, batch.squares, batch.pairs, context)
@@ -149,16 +137,16 @@ def equal_batches(arrays: Arrays, batch: Batch, admissible: int, terms: Terms | 
     run = Run(start, start + ticks, ticks, 1, tokens, prefill, decode, requests, plain, cost, rise)
     if (
         prefill > 0
-        or decode < state.linked
+        or decode < state.linked.count
         or clock.merges == 0
         or pool.sees == SEES_DECODES
         or clock.record >= ALLOCATION_ROWS
     ):
         return run
-    batches = state.next_due - state.epoch
+    batches = state.linked.due - state.linked.epoch
     seen = state.arrived < admissible or pool.sees != SEES_BATCH
     if state.arrived < arrays.arrival.size and seen:
-        batches = begun_before(run, arrays.arrival[at(state.arrived)], batches)
+        batches = begun_before(run, arrays.arrival[state.arrived], batches)
     batches = within_the_run(arrays, run, batches)
     end = start + ticks_of_batches(run, batches)
     return Run(start, end, ticks, batches, tokens, prefill, decode, requests, plain, cost, rise)
@@ -170,22 +158,22 @@ def _context(arrays: Arrays, decode: int) -> Any:
     or of all but the others, whichever are fewer.
     """
     state, slots = arrays.state[0], arrays.slots
-    everything = state.context_base + state.linked * state.epoch
-    if decode == state.linked:
+    everything = state.linked.context + state.linked.count * state.linked.epoch
+    if decode == state.linked.count:
         return everything
-    since = state.epoch - arrays.pools[0].convention
-    if 2 * decode < state.linked:
+    since = state.linked.epoch - arrays.pools[0].convention
+    if 2 * decode < state.linked.count:
         total = decode * since
-        index = state.first
+        index = state.linked.first
         for _ in range(decode):
-            slot = slots[at(index)]
-            total += arrays.prompt[at(slot.request)] + arrays.output[at(slot.request)] - slot.due
+            slot = slots[index]
+            total += arrays.prompt[slot.request] + arrays.output[slot.request] - slot.due
             index = slot.next
         return total
-    others = (state.linked - decode) * since
-    index = state.last
-    for _ in range(state.linked - decode):
-        slot = slots[at(index)]
-        others += arrays.prompt[at(slot.request)] + arrays.output[at(slot.request)] - slot.due
+    others = (state.linked.count - decode) * since
+    index = state.linked.last
+    for _ in range(state.linked.count - decode):
+        slot = slots[index]
+        others += arrays.prompt[slot.request] + arrays.output[slot.request] - slot.due
         index = slot.previous
     return everything - others

@@ -5,7 +5,6 @@ they are asked for.
 from typing import NamedTuple
 
 from penstock.kernel.compiled_code import uncounted
-from penstock.kernel.due_epochs import at
 from penstock.kernel.in_progress import begun_before, ended_by
 from penstock.kernel.recording import (
     count_composition,
@@ -74,7 +73,7 @@ def note_flight(arrays: Arrays, run: Run) -> None:
 @uncounted()
 def note_decodes(arrays: Arrays, decode: int) -> None:
     """Record which requests the next batch decodes: the oldest."""
-    index = arrays.state[0].first
+    index = arrays.state[0].linked.first
     for _ in range(decode):
         note_allocation(arrays, 0, arrays.slots[index].request, 0, 1)
         index = arrays.slots[index].next
@@ -100,16 +99,16 @@ def count_gaps(arrays: Arrays, run: Run, linked_before: int, slot: int) -> None:
     state, pool = arrays.state[0], _Alone(0)
     state.decode_tokens -= run.decodes * run.equal
     for _ in range(run.decodes - linked_before):
-        request = arrays.slots[at(slot)].request
-        before = arrays.first_token[at(request)]
+        request = arrays.slots[slot].request
+        before = arrays.first_token[request]
         if before < 0:
-            arrays.first_token[at(request)] = run.start + run.ticks
+            arrays.first_token[request] = run.start + run.ticks
         else:
             note_gaps(arrays, run, pool, before, 1)
-        slot = arrays.slots[at(slot)].next
+        slot = arrays.slots[slot].next
     unserved = linked_before
     while unserved > 0:
-        segment = arrays.segments[at(state.segments - 1)]
+        segment = arrays.segments[state.segments - 1]
         count = min(segment.count, unserved)
         note_gaps(arrays, run, pool, segment.end, count)
         unserved -= count

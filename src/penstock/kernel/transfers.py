@@ -18,6 +18,7 @@ from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.engine_ends import settle
 from penstock.kernel.engines.sglang_cache import give_up
 from penstock.kernel.in_progress import cut, touch
+from penstock.kernel.lists import append_row
 from penstock.kernel.records import BY_LINES, World
 from penstock.kernel.releases import push_delayed
 from penstock.kernel.running import admit, begin_decode, change_phase
@@ -39,12 +40,7 @@ def come(world: World, engine: Any, pool: Any, request: int) -> None:
     settle(world, world.servers[engine.server], engine, pool)
     engine.incoming += 1
     engine.arrived += 1
-    world.rows[request].next = -1
-    if engine.coming_head < 0:
-        engine.coming_head = request
-    else:
-        world.rows[engine.coming_tail].next = request
-    engine.coming_tail = request
+    append_row(world.rows, engine.coming, request)
     start_transfers(world, engine, pool)
 
 
@@ -52,8 +48,8 @@ def come(world: World, engine: Any, pool: Any, request: int) -> None:
 def start_transfers(world: World, engine: Any, pool: Any) -> None:
     """Begin the transfers for which there are blocks."""
     clock, here = world.clock[0], world.servers[engine.server]
-    while engine.coming_head >= 0:
-        request = engine.coming_head
+    while engine.coming.first >= 0:
+        request = engine.coming.first
         row, sent = world.rows[request], world.sent[request]
         tokens = np.int64(sent.tokens)
         if pool.grows == 0:  # what it will ever hold
@@ -62,7 +58,7 @@ def start_transfers(world: World, engine: Any, pool: Any) -> None:
         spare = pool.watermark if engine.running > 0 else 0
         if blocks + spare > engine.free + engine.evictable:
             return
-        engine.coming_head = row.next
+        engine.coming.first = row.next
         if pool.radix != 0:
             give_up(world, engine, pool, blocks)
         engine.free -= blocks
@@ -78,12 +74,7 @@ def land(world: World, request: int) -> None:
     """Note that all KV memory of a request is there."""
     sent, row = world.sent[request], world.rows[request]
     engine = world.engines[world.servers[row.server].engine]
-    row.next = -1
-    if engine.landed_head < 0:
-        engine.landed_head = request
-    else:
-        world.rows[engine.landed_tail].next = request
-    engine.landed_tail = request
+    append_row(world.rows, engine.landed, request)
     _look_again(world, row.server)
     source = np.int64(world.rows[request + sent.sender].server)
     if sent.lent > 0:
@@ -105,11 +96,11 @@ def _look_again(world: World, server: int) -> None:
 @apart(types.void(A_WORLD, AN_ENGINE, A_POOL))
 def receive(world: World, engine: Any, pool: Any) -> None:
     """Let those run whose KV memory is there, while there are places, and begin more transfers."""
-    while engine.landed_head >= 0:
+    while engine.landed.first >= 0:
         if pool.running_scope != 0 and engine.running >= pool.batch_size:
             break
-        request = engine.landed_head
-        engine.landed_head = world.rows[request].next
+        request = engine.landed.first
+        engine.landed.first = world.rows[request].next
         engine.incoming -= 1
         blocks = np.int64(world.sent[request].lent_here)
         engine.free += blocks

@@ -5,6 +5,7 @@ heap.
 from typing import Any
 
 from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.lists import append_row
 from penstock.kernel.records import RESPONSE_RATIO, SGLANG, World
 
 
@@ -51,14 +52,9 @@ def wait_last(world: World, engine: Any, pool: Any, request: int) -> None:
         world.again[request].came = world.ready[request]
     if pool.by_priority != 0:
         world.again[request].less = world.again[request].more = -1
-        engine.head = _merged(world, engine.head, request)
+        engine.queue.first = _merged(world, engine.queue.first, request)
         return
-    world.rows[request].next = -1
-    if engine.head < 0:
-        engine.head = request
-    else:
-        world.rows[engine.tail].next = request
-    engine.tail = request
+    append_row(world.rows, engine.queue, request)
 
 
 @uncounted(inline=True)
@@ -68,19 +64,19 @@ def wait_first(world: World, engine: Any, pool: Any, request: int) -> None:
         wait_last(world, engine, pool, request)
         return
     engine.waiting += 1
-    if engine.head < 0:
-        engine.tail = request
-    world.rows[request].next = engine.head
-    engine.head = request
+    if engine.queue.first < 0:
+        engine.queue.last = request
+    world.rows[request].next = engine.queue.first
+    engine.queue.first = request
 
 
 @uncounted(inline=True)
 def pop_waiting(world: World, engine: Any, pool: Any) -> Any:
     """Take the request that is served next, `ENGINE.head`, out of the queue."""
-    request = engine.head
+    request = engine.queue.first
     engine.waiting -= 1
     if pool.by_priority != 0:
-        engine.head = _merged(world, world.again[request].less, world.again[request].more)
+        engine.queue.first = _merged(world, world.again[request].less, world.again[request].more)
     else:
-        engine.head = world.rows[request].next
+        engine.queue.first = world.rows[request].next
     return request

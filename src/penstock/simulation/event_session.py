@@ -354,9 +354,9 @@ class EventSession(Session):
             return
         count = len(world.lines)
         heads, bits = np.full((count, size), -1, np.int64), np.zeros((count, size // 64), np.uint64)
-        first = world.lines.first_linked.copy()
-        first[world.engines.line] = world.engines.first_slot
-        decoding = world.lines.linked.copy()
+        first = world.lines.linked.first.copy()
+        first[world.engines.line] = world.engines.slots.first
+        decoding = world.lines.linked.count.copy()
         decoding[world.engines.line] = world.engines.decoding
         for line in np.flatnonzero(decoding):
             place = int(first[line])
@@ -462,10 +462,8 @@ class EventSession(Session):
         for table, fields in (
             (world.rows, ("next",)),
             (world.again, ("less", "more")),
-            (world.lines, ("prompt_head", "prompt_tail", "fresh_head", "fresh_tail", "done_head")),
-            (world.lines, ("done_tail",)),
-            (world.engines, ("head", "tail", "coming_head", "coming_tail")),
-            (world.engines, ("landed_head", "landed_tail")),
+            *((world.lines[queue], ("first", "last")) for queue in ("waiting", "fresh", "done")),
+            *((world.engines[queue], ("first", "last")) for queue in ("queue", "coming", "landed")),
         ):
             for field in fields:
                 column = table[field]

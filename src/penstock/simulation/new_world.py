@@ -142,9 +142,7 @@ def _replicas_and_lines(pools: Any, counts: Ints) -> tuple[Any, Any]:
     table.first_line = np.cumsum(own.lines) - own.lines
     table.engine = np.cumsum(own.rule != records.BY_LINES) - 1
     lines = records.table(records.LINE, int(own.lines.sum()))
-    for field in ("prompt_head", "fresh_head", "first_linked", "last_linked", "done_head"):
-        lines[field] = -1
-    lines.due = NEVER
+    lines.linked.due = NEVER
     return table, lines
 
 
@@ -250,7 +248,7 @@ def _memory(engines: Any, pools: Any, room: int) -> dict[str, Any]:
         # Every page may be a node of its own, and for a moment one more is.
         "nodes": records.table(records.NODE, int(sum(engine.blocks + 2 for engine in trees))),
         "blocks": _free_blocks(caching),
-        "buckets": np.full((int(engines.buckets.sum()), 2), -1, np.int64),
+        "buckets": records.table(records.ENDS, int(engines.buckets.sum())),
         "table": np.zeros((room if caching else 0, 0), np.int32),
         "hits": np.zeros(0, np.int64),
         "ids": none,
@@ -383,10 +381,7 @@ def _engines(servers: Sequence[Server], pools: Any, table: Any) -> Any:
         server = servers[table.pool[place]]
         engine.server, engine.pool = place, table.pool[place]
         engine.line, engine.index = table.first_line[place], index
-        engine.first_slot = engine.last_slot = engine.head = engine.tail = -1
-        engine.first_leaving = engine.last_leaving = engine.wasted_on = -1
-        engine.coming_head = engine.coming_tail = engine.landed_head = engine.landed_tail = -1
-        engine.free_node = engine.oldest = engine.newest = engine.first_joined = -1
+        engine.wasted_on = engine.free_node = -1
         engine.since_prompts = pools[engine.pool].prefill_interval + 1
         usable = server.usable_blocks
         engine.free = records.PLENTY if usable is None else usable
@@ -396,7 +391,7 @@ def _engines(servers: Sequence[Server], pools: Any, table: Any) -> Any:
             engine.first_block, engine.blocks = first_block, usable
             engine.first_bucket, engine.buckets = first_bucket, 1 << usable.bit_length()
             engine.free_record, engine.nameless = first_block, usable
-            first_block += usable + 1
+            first_block += usable
             first_bucket += 1 << usable.bit_length()
         if pools[engine.pool].radix and usable is not None:
             engine.root, engine.blocks, engine.nodes = first_node, usable, 1
@@ -410,10 +405,9 @@ def _free_blocks(engines: Sequence[Any]) -> Any:
     """Return the records of blocks of some engines, which stand for nothing yet."""
     parts = [records.table(records.BLOCK, 0)]
     for engine in engines:
-        count, first = int(engine.blocks) + 1, int(engine.first_block)
+        count, first = int(engine.blocks), int(engine.first_block)
         part = records.table(records.BLOCK, count)
         part.next_named = np.arange(first + 1, first + count + 1)
-        part.next_free[-1] = part.previous_free[-1] = first + count - 1
         parts.append(part)
     return records.joined(*parts)
 

@@ -80,8 +80,8 @@ class PaperSession(Session):
 
     def linked_slots(self) -> Iterator[int]:
         """Yield the slots of requests in decode, which are linked first to last."""
-        slot = int(self.line.first)
-        for _ in range(self.line.linked):
+        slot = int(self.line.linked.first)
+        for _ in range(self.line.linked.count):
             yield slot
             slot = int(self.world.slots[slot].next)
 

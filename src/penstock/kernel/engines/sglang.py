@@ -15,16 +15,14 @@ from penstock.kernel.engines.sglang_cache import keep, make_free_for
 from penstock.kernel.engines.sglang_estimate import made_by, rank_of
 from penstock.kernel.engines.sglang_prompts import serve_prompts
 from penstock.kernel.engines.sglang_retraction import taken_back
+from penstock.kernel.lists import append, insert_before, unlink
 from penstock.kernel.preemption import preempt
 from penstock.kernel.records import RESPONSE_RATIO, SHORTEST_PREFILL, World
 from penstock.kernel.running import (
-    append,
     done_by,
     ends_unforeseen,
     growth_of,
-    insert_before,
     needs,
-    unlink,
     waste_a_decode,
 )
 from penstock.kernel.waiting import wait_last
@@ -38,7 +36,7 @@ def sglang(world: World, engine: Any, pool: Any) -> int:
     fall per decode batch.
     """
     if pool.radix != 0 and engine.prefilling > 0:
-        place = engine.last_slot
+        place = engine.slots.last
         keep(world, engine, pool, place, done_by(engine, world.slots[place]))
     others = engine.running - engine.prefilling
     serve_prompts(world, engine, pool)
@@ -46,7 +44,7 @@ def sglang(world: World, engine: Any, pool: Any) -> int:
         if pool.mixed != 0:
             _ride_along(world, engine, pool)
         if pool.queue_order == SHORTEST_PREFILL:
-            _put_cut_last(world, engine, engine.served_head)
+            _put_cut_last(world, engine, engine.prompts.first)
         if pool.queue_order == RESPONSE_RATIO:
             _age_by_prompts(world, engine, pool, others)
         return 0
@@ -78,7 +76,7 @@ def _age_by_prompts(world: World, engine: Any, pool: Any, others: int) -> None:
     _begin_running_batch(engine, others)
     riding = engine.served_decodes + engine.wasted
     tokens = np.int64(riding)
-    place = engine.served_head
+    place = engine.prompts.first
     for _ in range(engine.served):
         tokens += world.slots[place].taken
         place = world.slots[place].served_next
@@ -143,7 +141,7 @@ def _decoders(engine: Any) -> Any:
 def _growth(world: World, engine: Any, pool: Any) -> Any:
     """Return the blocks that they need for it."""
     growth = growth_of(world, engine, pool)
-    place = engine.first_leaving if engine.unforeseen > 0 else -1
+    place = engine.leaving.first if engine.unforeseen > 0 else -1
     while place >= 0:
         slot = world.slots[place]
         if ends_unforeseen(world, slot):
@@ -166,7 +164,7 @@ def _serve_decodes(world: World, engine: Any, pool: Any, growth: int) -> None:
     make_free_for(world, engine, pool, _decoders(engine))
     take_blocks(world, engine, pool, growth)
     engine.served_decodes = engine.decoding
-    place = engine.first_leaving if engine.unforeseen > 0 else -1
+    place = engine.leaving.first if engine.unforeseen > 0 else -1
     while place >= 0:
         slot = world.slots[place]
         if ends_unforeseen(world, slot):
@@ -185,13 +183,13 @@ def _ride_along(world: World, engine: Any, pool: Any) -> None:
     _serve_decodes(world, engine, pool, _growth(world, engine, pool))
     if pool.priority_preemption != 0:
         _note_lengths(world, engine)
-    first, last, head = engine.first_slot, engine.last_slot, engine.served_head
+    first, last, head = engine.slots.first, engine.slots.last, engine.prompts.first
     before = world.slots[head].previous
     world.slots[before].next = world.slots[head].previous = -1
     world.slots[last].next = first
     world.slots[first].previous = last
-    engine.first_slot = head
-    engine.last_slot = before
+    engine.slots.first = head
+    engine.slots.last = before
     _put_cut_last(world, engine, last)
 
 
@@ -199,15 +197,15 @@ def _ride_along(world: World, engine: Any, pool: Any) -> None:
 def _put_cut_last(world: World, engine: Any, place: int) -> None:
     """Put a request in mid-prefill behind those that were admitted beside its chunk."""
     slot = world.slots[place]
-    if slot.taken < slot.left and engine.last_slot != place:
-        unlink(world, engine, place)
-        append(world, engine, place)
+    if slot.taken < slot.left and engine.slots.last != place:
+        unlink(world.slots, engine.slots, place)
+        append(world.slots, engine.slots, place)
 
 
 @uncounted()
 def _note_lengths(world: World, engine: Any) -> None:
     """Take note of the tokens of all that ride along."""
-    place = engine.first_slot
+    place = engine.slots.first
     while place >= 0:
         slot = world.slots[place]
         if slot.left == 0 or (slot.left < 0 and slot.taken > 0):
@@ -241,7 +239,7 @@ def _retract(world: World, engine: Any, pool: Any) -> None:
     the order of outputs made.
     """
     _sort_by_outputs(world, engine, pool)
-    fewest = engine.last_slot
+    fewest = engine.slots.last
     if engine.prefilling > 0:
         fewest = world.slots[fewest].previous
     first = True
@@ -254,9 +252,9 @@ def _retract(world: World, engine: Any, pool: Any) -> None:
         make_free_for(world, engine, pool, pages)
     engine.is_full = 0
     if not _may_decode(world, engine, pool):  # it is held in mid-prefill
-        wait_last(world, engine, pool, preempt(world, engine, pool, engine.last_slot))
+        wait_last(world, engine, pool, preempt(world, engine, pool, engine.slots.last))
     made = declared = 0
-    place = engine.first_slot
+    place = engine.slots.first
     while place >= 0:
         slot = world.slots[place]
         if slot.left <= 0:
@@ -271,16 +269,16 @@ def _sort_by_outputs(world: World, engine: Any, pool: Any) -> None:
     """Sort those that decode: most outputs first, of equal ones the shorter prompt; equal ones stay
     as they stand. They grow alike, so most stand so already.
     """
-    place = engine.first_slot
+    place = engine.slots.first
     while place >= 0 and world.slots[place].left <= 0:
         following = world.slots[place].next
         before = world.slots[place].previous
         while before >= 0 and _goes_before(world, engine, pool, place, before):
             before = world.slots[before].previous
         if before != world.slots[place].previous:
-            unlink(world, engine, place)
-            after = engine.first_slot if before < 0 else world.slots[before].next
-            insert_before(world, engine, place, after)
+            unlink(world.slots, engine.slots, place)
+            after = engine.slots.first if before < 0 else world.slots[before].next
+            insert_before(world.slots, engine.slots, place, after)
         place = following
 
 

@@ -11,6 +11,7 @@ from numba import types
 
 from penstock.kernel.apart import A_POOL, A_WORLD, AN_ENGINE, NUMBER, apart
 from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.lists import append_joined
 from penstock.kernel.radix import insert, make_free, pages_in_tree, use
 from penstock.kernel.records import IN_FLIGHT, World
 
@@ -50,7 +51,7 @@ def _leave_in_tree(world: World, engine: Any, pool: Any, place: int, tokens: int
 @apart(types.void(A_WORLD, AN_ENGINE, A_POOL, NUMBER))
 def keep_at_end(world: World, engine: Any, pool: Any, epoch: int) -> None:
     """Keep what is complete as a batch ends, at that epoch, in its order: prompts, then decodes."""
-    place = engine.served_head
+    place = engine.prompts.first
     for _ in range(engine.served):
         slot = world.slots[place]
         if slot.left == slot.taken and slot.outputs == 1:
@@ -58,7 +59,7 @@ def keep_at_end(world: World, engine: Any, pool: Any, epoch: int) -> None:
         elif slot.left == slot.taken:
             keep(world, engine, pool, place, np.int64(slot.target))
         place = slot.served_next
-    place = engine.first_slot
+    place = engine.slots.first
     while place >= 0:
         slot = world.slots[place]
         if slot.left == 0 and slot.due == epoch:
@@ -70,18 +71,13 @@ def keep_at_end(world: World, engine: Any, pool: Any, epoch: int) -> None:
 def note_joined(world: World, engine: Any, place: int) -> None:
     """Note that the prefill of a request is complete when the batch in progress ends."""
     world.slots[place].joined = 1
-    world.slots[place].next_joined = -1
-    if engine.first_joined < 0:
-        engine.first_joined = place
-    else:
-        world.slots[engine.last_joined].next_joined = place
-    engine.last_joined = place
+    append_joined(world.slots, engine.joined, place)
 
 
 @apart(types.void(A_WORLD, AN_ENGINE, A_POOL))
 def keep_ahead(world: World, engine: Any, pool: Any) -> None:
     """Keep what is complete as a batch ends that was taken for computed when it began."""
-    place = engine.first_joined
+    place = engine.joined.first
     while place >= 0:
         slot = world.slots[place]
         if slot.joined != 0 and slot.left == IN_FLIGHT:
@@ -90,8 +86,8 @@ def keep_ahead(world: World, engine: Any, pool: Any) -> None:
             keep(world, engine, pool, place, np.int64(slot.target))
             slot.joined = 0
         place = np.int64(slot.next_joined)
-    engine.first_joined = -1
-    place = engine.first_slot if engine.first_leaving >= 0 else -1
+    engine.joined.first = -1
+    place = engine.slots.first if engine.leaving.first >= 0 else -1
     while place >= 0:
         slot = world.slots[place]
         if slot.left == IN_FLIGHT and slot.joined == 0:

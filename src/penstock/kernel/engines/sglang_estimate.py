@@ -51,7 +51,7 @@ def foreseen_by_all(world: World, engine: Any, pool: Any) -> Any:
     One by one, in their order: it decides the last digit of the sum.
     """
     foreseen = 0.0
-    place = engine.first_slot
+    place = engine.slots.first
     while place >= 0:
         slot = world.slots[place]
         if slot.left <= 0:

@@ -45,7 +45,7 @@ def _new_budget(world: World, engine: Any, pool: Any) -> Any:
     budget.room = (engine.free + engine.evictable) * pool.block_size
     budget.pages = engine.free
     budget.found = 0
-    budget.victims = -1
+    budget.victims.first = -1
     budget.is_cut = 0
     budget.lives = -1
     return budget
@@ -92,7 +92,7 @@ def serve_prompts(world: World, engine: Any, pool: Any) -> None:
         if engine.served == 0:
             return
     _admit_waiting(world, engine, pool, budget)
-    request = budget.victims
+    request = budget.victims.first
     while request >= 0:
         following = np.int64(world.rows[request].next)
         wait_last(world, engine, pool, request)
@@ -107,7 +107,7 @@ def _make_free_for_prompts(world: World, engine: Any, pool: Any, budget: Any) ->
     more for each, if pages are longer than a token.
     """
     tokens = 0
-    place = engine.served_head
+    place = engine.prompts.first
     for _ in range(engine.served):
         tokens += world.slots[place].taken
         place = world.slots[place].served_next
@@ -123,7 +123,7 @@ def _serve_next_chunk(world: World, engine: Any, pool: Any, budget: Any) -> None
 
     A whole chunk where the estimate leaves nothing, but no more than memory has.
     """
-    place, size = engine.last_slot, pool.block_size
+    place, size = engine.slots.last, pool.block_size
     slot = world.slots[place]
     done = done_by(engine, slot)
     take = min(slot.left, slot.held * size - done + budget.room)
@@ -156,7 +156,7 @@ def _admit_waiting(world: World, engine: Any, pool: Any, budget: Any) -> None:
             pool.priority_preemption == 0 or not take_places(world, engine, pool, budget)
         ):
             break
-        world.again[engine.head].filled = world.again[engine.head].target
+        world.again[engine.queue.first].filled = world.again[engine.queue.first].target
         if pool.ignore_eos != 0 and pool.radix == 0:
             verdict = _ask_with_known_outputs(world, engine, pool, budget)
         else:
@@ -176,7 +176,7 @@ def _ask(world: World, engine: Any, pool: Any, budget: Any) -> Any:
     It is charged for all outputs that it has declared, those included that were out before it was
     retracted.
     """
-    request, size = engine.head, pool.block_size
+    request, size = engine.queue.first, pool.block_size
     target = np.int64(world.again[request].target)
     declared = np.int64(world.again[request].declared)
     outputs = min(declared - made_before(world, request), pool.clip_new_tokens)
@@ -205,7 +205,7 @@ def _enter(world: World, engine: Any, pool: Any, budget: Any, take: int) -> Any:
     """Admit the first that waits with so many tokens of its prompt, if any."""
     if take <= 0:
         return STOP
-    whole = take == world.again[engine.head].target - budget.found * pool.block_size
+    whole = take == world.again[engine.queue.first].target - budget.found * pool.block_size
     request = pop_waiting(world, engine, pool)
     place = admit(world, engine, pool, request, blocks_of(take, pool.block_size), 0)
     if pool.radix != 0:
@@ -249,7 +249,7 @@ def _ask_with_known_outputs(world: World, engine: Any, pool: Any, budget: Any) -
     end frees what that request holds.
     """
     size = pool.block_size
-    target = np.int64(world.again[engine.head].target)
+    target = np.int64(world.again[engine.queue.first].target)
     paged = blocks_of(target, size) * size + size
     now = budget.room - budget.pending
     if paged > now or paged > budget.room - budget.foreseen:
@@ -271,7 +271,7 @@ def _foresee_ends(world: World, engine: Any, budget: Any) -> None:
 
     Who comes later and has the most left goes before the last, not behind it.
     """
-    request = engine.head
+    request = engine.queue.first
     left = np.int64(world.again[request].declared) - made_before(world, request)
     held = np.int64(world.again[request].target)
     if budget.lives >= 0:
@@ -284,7 +284,7 @@ def _foresee_ends(world: World, engine: Any, budget: Any) -> None:
         return
     budget.lives = 0
     _insert_life(world, budget, 0, left, held)
-    place = engine.first_slot
+    place = engine.slots.first
     while place >= 0:
         slot = world.slots[place]
         request = slot.request

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.kernel.blocks import blocks_of
 from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.lists import append_row
 from penstock.kernel.radix import match, owner_of, shared_tokens
 from penstock.kernel.records import (
     BY_ARRIVAL,
@@ -62,7 +63,7 @@ def _touch_all(world: World, engine: Any, pool: Any) -> None:
     if engine.looks % LOOKS_BETWEEN_TOUCHES != 1:
         return
     count = 0
-    request = engine.head
+    request = engine.queue.first
     while request >= 0 and count < SORTED_QUEUE:
         world.lives[count, 0] = request
         count += 1
@@ -81,7 +82,7 @@ def tokens_beside_shorter(world: World, engine: Any, pool: Any, chunk: int, left
     if chunk < 2 * size:
         return np.int64(left)
     reserved = 0
-    request = engine.head
+    request = engine.queue.first
     while request >= 0:
         work = world.again[request].target - world.again[request].matched
         paged = blocks_of(work, size) * size
@@ -102,7 +103,7 @@ def _match_all(world: World, engine: Any, pool: Any) -> None:
     """Rank all that wait by what the tree has of them; last those that begin as an earlier one does
     of which the tree has little.
     """
-    request = engine.head
+    request = engine.queue.first
     root = -1  # of the beginnings
     while request >= 0:
         again = world.again[request]
@@ -215,7 +216,7 @@ def _begin_alike(world: World, pool: Any, one: int, other: int) -> Any:
 @uncounted()
 def _weigh(world: World, engine: Any, weight: int) -> None:
     """Count (with 0: forget) at each node how many that wait end with it or beyond."""
-    request = engine.head
+    request = engine.queue.first
     while request >= 0:
         place = np.int64(world.again[request].priority)
         while place != engine.root:
@@ -234,8 +235,8 @@ def _sort(world: World, engine: Any, pool: Any) -> None:
     stand.
     """
     while True:
-        rest = engine.head
-        engine.head = engine.tail = -1
+        rest = engine.queue.first
+        engine.queue.first = engine.queue.last = -1
         runs = 0
         while rest >= 0:
             one = rest
@@ -249,11 +250,7 @@ def _sort(world: World, engine: Any, pool: Any) -> None:
                 else:
                     request = one
                     one = np.int64(world.rows[one].next)
-                if engine.head < 0:
-                    engine.head = request
-                else:
-                    world.rows[engine.tail].next = request
-                engine.tail = request
+                append_row(world.rows, engine.queue, request)
         if runs <= 1:
             return
 

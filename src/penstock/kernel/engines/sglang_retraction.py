@@ -8,6 +8,7 @@ from penstock.kernel.blocks import blocks_of
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.engines.sglang_cache import make_free_for
 from penstock.kernel.engines.sglang_estimate import foreseen_of, in_flight, rank_of
+from penstock.kernel.lists import append_row
 from penstock.kernel.preemption import preempt
 from penstock.kernel.recording import note_gaps
 from penstock.kernel.records import IN_STEP, NONE_YET, World
@@ -41,16 +42,16 @@ def _call_back(world: World, engine: Any, pool: Any, place: int) -> None:
     """Let a request whose last token is in flight be one that decodes again."""
     slot = world.slots[place]
     before = -1
-    other = engine.first_leaving
+    other = engine.leaving.first
     while other != place:
         before = other
         other = world.slots[other].chain
     if before < 0:
-        engine.first_leaving = slot.chain
+        engine.leaving.first = slot.chain
     else:
         world.slots[before].chain = slot.chain
-    if engine.last_leaving == place:
-        engine.last_leaving = before
+    if engine.leaving.last == place:
+        engine.leaving.last = before
     if ends_unforeseen(world, slot):
         engine.unforeseen -= 1
     slot.last = IN_STEP
@@ -76,7 +77,7 @@ def take_places(world: World, engine: Any, pool: Any, budget: Any) -> Any:
 
     Its prompt counts only if it has been looked at before.
     """
-    request = engine.head
+    request = engine.queue.first
     again = world.again[request]
     lacking = again.filled - again.matched
     wanted = np.float64(lacking + min(np.int64(again.declared), pool.clip_new_tokens))
@@ -102,7 +103,7 @@ def take_places(world: World, engine: Any, pool: Any, budget: Any) -> Any:
 def _next_lowest(world: World, engine: Any, worst: int) -> Any:
     """Return who gives up its place after another one (-1: as the first), or -1."""
     chosen = -1
-    place = engine.first_slot
+    place = engine.slots.first
     while place >= 0:
         slot = world.slots[place]
         below = worst < 0 or _is_lower(world, world.slots[worst].request, slot.request)
@@ -128,7 +129,7 @@ def _preempt_from(world: World, engine: Any, pool: Any, budget: Any, last: int) 
 
     They wait again when the batch is formed.
     """
-    place = engine.first_slot
+    place = engine.slots.first
     while place >= 0:
         slot = world.slots[place]
         following = slot.next
@@ -141,10 +142,5 @@ def _preempt_from(world: World, engine: Any, pool: Any, budget: Any, last: int) 
             make_free_for(world, engine, pool, pages)
             budget.pages += engine.free - free
             budget.room += (engine.free - free + engine.evictable - kept) * pool.block_size
-            world.rows[request].next = -1
-            if budget.victims < 0:
-                budget.victims = request
-            else:
-                world.rows[budget.last_victim].next = request
-            budget.last_victim = request
+            append_row(world.rows, budget.victims, request)
         place = following

@@ -49,7 +49,7 @@ def _fit_in_order(world: World, engine: Any, pool: Any) -> Any:
         return True
     everyone_fits = True
     kept = 0  # for decodes
-    place = engine.first_slot
+    place = engine.slots.first
     while place >= 0:
         slot = world.slots[place]
         lacking: Any = 0
@@ -77,7 +77,7 @@ def _cut_behind(world: World, engine: Any, pool: Any, place: int) -> Any:
     where none has, that one and all behind it. Return whether that one may still run.
     """
     while True:
-        last = engine.last_slot
+        last = engine.slots.last
         if not _is_unstarted(world.slots[last]):
             make_room(world, engine, pool, last)
             return last != place
@@ -93,10 +93,10 @@ def _cut_behind(world: World, engine: Any, pool: Any, place: int) -> Any:
 @uncounted(inline=True)
 def _admit_what_fits(world: World, engine: Any, pool: Any) -> None:
     """Let those who wait run, in order, while places and blocks are left."""
-    while engine.running < pool.batch_size and engine.head >= 0:
-        tokens = world.again[engine.head].target
+    while engine.running < pool.batch_size and engine.queue.first >= 0:
+        tokens = world.again[engine.queue.first].target
         if pool.admission != INPUT:  # its last output counts, though it is never computed
-            tokens = peak_of(world, pool, engine.head) + 1
+            tokens = peak_of(world, pool, engine.queue.first) + 1
         blocks = blocks_of(tokens, pool.block_size)
         if blocks > engine.free:
             break
@@ -110,7 +110,7 @@ def _serve_prompts(world: World, engine: Any, pool: Any) -> None:
     """
     size = pool.block_size
     left = max(pool.budget - engine.served_decodes, 0)
-    place = engine.first_slot
+    place = engine.slots.first
     while place >= 0:
         slot = world.slots[place]
         take: Any = np.int64(slot.left)

@@ -78,7 +78,7 @@ def _serve_at_once(world: World, engine: Any, pool: Any, most: int) -> Any:
     """Serve all that run, where the only one in prefill is the last; return the tokens left, or -1
     where one must be looked at after the other.
     """
-    last = engine.last_slot
+    last = engine.slots.last
     in_order = engine.prefilling == 0 or (engine.prefilling == 1 and world.slots[last].left > 0)
     if not in_order or engine.decoding > pool.budget or pool.by_priority != 0:
         return -1
@@ -90,7 +90,7 @@ def _serve_at_once(world: World, engine: Any, pool: Any, most: int) -> Any:
         need = grow
         take = 0
         if engine.prefilling > 0:
-            last = engine.last_slot
+            last = engine.slots.last
             slot = world.slots[last]
             take = min(slot.left, left, most)
             need += blocks_of(done_by(engine, slot) + take, pool.block_size) - slot.held
@@ -99,7 +99,7 @@ def _serve_at_once(world: World, engine: Any, pool: Any, most: int) -> Any:
         if pool.caching != 0:
             # What is forgotten depends on who takes a block before another makes room.
             return -1
-        make_room(world, engine, pool, engine.last_slot)
+        make_room(world, engine, pool, engine.slots.last)
     take_blocks(world, engine, pool, grow)
     engine.served_decodes = engine.decoding
     if take > 0:
@@ -138,7 +138,7 @@ def _hold_for(world: World, engine: Any, pool: Any, place: int, take: int) -> No
 def _serve_in_order(world: World, engine: Any, pool: Any, most: int, deferred: bool) -> Any:
     """Go through those that run one by one; return the tokens left."""
     left = pool.budget - pool.draft_slots
-    place = engine.first_slot
+    place = engine.slots.first
     while place >= 0 and left > 0:
         slot = world.slots[place]
         following = slot.next
@@ -233,8 +233,8 @@ def _admit_waiting(
     size = pool.block_size
     runs_prompts = engine.has_prompts != 0
     runs_decodes = engine.served_decodes + engine.wasted > 0
-    while left > 0 and engine.running < pool.batch_size and engine.head >= 0:
-        request = engine.head
+    while left > 0 and engine.running < pool.batch_size and engine.queue.first >= 0:
+        request = engine.queue.first
         target = world.again[request].target
         spare = pool.watermark if engine.running > 0 else 0
         hits = unused = 0

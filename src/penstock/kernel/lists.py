@@ -1,0 +1,84 @@
+"""Lists of records that are linked by fields of their own.
+
+A list belongs to whoever has its two ends: a record with the fields ``first`` and ``last``, both -1
+where it is empty (`penstock.kernel.records.ENDS`). What is in it is named by its place among
+``rows``, an array of records. One record may be in several lists, each linked by another field.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.kernel.compiled_code import uncounted
+
+
+def _one_way(following: str) -> Callable[[Any, Any, int], None]:
+    """Return what puts a record at the end of a list that is linked by one field."""
+
+    @uncounted(inline=True)
+    def append_to(rows: Any, ends: Any, place: int) -> None:
+        rows[place][following] = -1
+        if ends.first < 0:
+            ends.first = place
+        else:
+            rows[ends.last][following] = place
+        ends.last = place
+
+    return append_to  # type: ignore[no-any-return]
+
+
+def _two_ways(previous: str, following: str) -> tuple[Callable[..., None], ...]:
+    """Return what puts a record at the end of a list that is linked by two fields, what puts it
+    before another (-1: the end), and what takes it out.
+    """
+
+    @uncounted(inline=True)
+    def append_to(rows: Any, ends: Any, place: int) -> None:
+        last = ends.last
+        rows[place][previous] = last
+        rows[place][following] = -1
+        if last < 0:
+            ends.first = place
+        else:
+            rows[last][following] = place
+        ends.last = place
+
+    @uncounted(inline=True)
+    def insert(rows: Any, ends: Any, place: int, after: int) -> None:
+        before = rows[after][previous]
+        rows[place][previous] = before
+        rows[place][following] = after
+        rows[after][previous] = place
+        if before < 0:
+            ends.first = place
+        else:
+            rows[before][following] = place
+
+    @uncounted(inline=True)
+    def take_out(rows: Any, ends: Any, place: int) -> None:
+        before = rows[place][previous]
+        after = rows[place][following]
+        if before < 0:
+            ends.first = after
+        else:
+            rows[before][following] = after
+        if after < 0:
+            ends.last = before
+        else:
+            rows[after][previous] = before
+
+    return append_to, insert, take_out
+
+
+# Requests that wait, in whatever queue; slots of the batch that is being formed, of those who leave
+# and of those who join when it ends.
+append_row = _one_way("next")
+append_served = _one_way("served_next")
+append_leaving = _one_way("chain")
+append_joined = _one_way("next_joined")
+
+# Slots in their order; blocks that nobody uses, and those whose names fall into the same bucket;
+# nodes that may be given up.
+append, insert_before, unlink = _two_ways("previous", "next")
+append_unused, _, unlink_unused = _two_ways("previous_free", "next_free")
+append_named, _, unlink_named = _two_ways("previous_named", "next_named")
+append_leaf, insert_leaf, unlink_leaf = _two_ways("older", "newer")
