@@ -79,7 +79,7 @@ def _parts() -> dict[str, list[Callable[[], object]]]:
     from penstock.kernel import apart
     from penstock.kernel.events import compiled_advance
     from penstock.kernel.quantiles import compiled_find_quantiles
-    from penstock.kernel.records import APART, SEAM
+    from penstock.kernel.records import BY_POLICY
     from penstock.system.engines import ENGINES
     from penstock.system.orders import ORDERS
     from penstock.system.policies import POLICIES
@@ -107,7 +107,7 @@ def _parts() -> dict[str, list[Callable[[], object]]]:
             compiled_form,
             compiled(POLICIES),
             lambda: _check(_A100 | {"policy": "sarathi"}),
-            addresses((APART[SEAM], *with_memory)),
+            addresses((BY_POLICY, *with_memory)),
         ],
         **{name: engine(name) for name in ENGINES},
         "networks": [

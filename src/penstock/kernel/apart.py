@@ -19,12 +19,11 @@ from penstock.kernel.compiled_code import allocating_nothing, uncounted
 from penstock.kernel.records import (
     ALLOCATION_ROWS,
     APART,
-    BY_LINES,
+    BY_POLICY,
     ENGINE,
     FUNCTIONS,
     LINE,
     POOL,
-    SEAM,
     WORLD,
     World,
 )
@@ -32,7 +31,7 @@ from penstock.kernel.signatures import address_of, call_at, function_at, interpr
 
 __all__ = [
     *("AN_ENGINE", "A_LINE", "A_POOL", "A_RULE", "A_WORLD", "NUMBER"),
-    *("address", "apart", "form_by_rule", "load"),
+    *("address", "apart", "form_by_rule", "load", "settings_of"),
 ]
 
 A_WORLD, AN_ENGINE, A_POOL = Reference(WORLD), from_dtype(ENGINE), from_dtype(POOL)
@@ -42,10 +41,10 @@ NUMBER = types.int64
 A_RULE = NUMBER(A_WORLD, AN_ENGINE, A_POOL)
 """The signature of a rule, which forms the batch of an engine; it returns what failed, or 0.
 
-A rule works on the running list and the waiting queue. It says who is served: slots in prefill
-(`serve_prefill`) and the number of decoding requests (``served_decodes``), which are the first of
-the list unless ``taken`` marks them (``marked``). Memory is taken as requests are put into the
-batch, and who has to make room for it leaves (`preempt`).
+A rule works on the running list and the waiting queue. It says in `ENGINE.batch` who is served:
+slots in prefill (`serve_prefill`) and the number of decoding requests, which are the first of the
+list unless ``taken`` marks them. Memory is taken as requests are put into the batch, and who has to
+make room for it leaves (`preempt`).
 """
 
 _FUNCTIONS: dict[str, tuple[Any, Any]] = {}  # each with its signature, by its name
@@ -58,7 +57,7 @@ OF_CACHES = (
 OF_TREES = ("keep_at_end", "keep_ahead", "leave", "give_up", "pages_found")
 OF_DRAFTS = ("verify", "keep_accepted")
 OF_WORKFLOWS = ("follow", "come_due", "push_delayed")
-OF_OUTAGES = ("happen", "hold")
+OF_OUTAGES = ("happen", "strand")
 OF_TRANSFERS = ("come", "land", "receive")
 
 
@@ -96,16 +95,16 @@ def load(world: World, workflows: bool, outages: bool, transfers: bool) -> None:
     transfers.
     """
     pools = world.pools
-    rules = set(pools.rule.tolist())
+    engines = pools[pools.by_lines == 0]
     records_all = world.clock[0].record >= ALLOCATION_ROWS
-    needed = [FUNCTIONS[rule] for rule in rules - {BY_LINES}]
-    needed += OF_LINES if BY_LINES in rules else ()
+    needed = [FUNCTIONS[rule] for rule in set(engines.rule.tolist())]
+    needed += OF_LINES if pools.by_lines.any() else ()
     needed += ("choose",) if (pools.replicas > 1).any() else ()
     needed += ("report",) if (pools.report > 0).any() else ()
     needed += OF_CACHES if pools.caching.any() else ()
     needed += OF_TREES if pools.radix.any() else ()
     needed += OF_DRAFTS if (pools.drafts > 0).any() else ()
-    needed += ("note_allocations",) if records_all and rules != {BY_LINES} else ()
+    needed += ("note_allocations",) if records_all and engines.size else ()
     needed += OF_WORKFLOWS if workflows else ()
     needed += OF_OUTAGES if outages else ()
     needed += OF_TRANSFERS if transfers else ()
@@ -122,12 +121,22 @@ def form_by_rule(world: World, engine: Any, pool: Any) -> Any:
     return _rule_at(world.apart[pool.rule])(world, engine, pool)
 
 
+def settings_of(rule: str) -> Any:
+    """Return the record of the settings that a rule is told, or None."""
+    return getattr(_module_of(rule), "SETTINGS", None)
+
+
+def _module_of(rule: str) -> Any:
+    """Return the module of a rule, which is loaded when it is needed."""
+    place = "seam" if rule == BY_POLICY else f"engines.{rule}"
+    return importlib.import_module(f"penstock.kernel.{place}")
+
+
 @functools.cache
 def address(name: str) -> int:
     """Return where a function begins: seconds the first time, from the disk cache after."""
-    if name not in _FUNCTIONS:  # a rule, which is loaded when it is needed
-        module = "seam" if name == APART[SEAM] else f"engines.{name}"
-        importlib.import_module(f"penstock.kernel.{module}")
+    if name not in _FUNCTIONS:
+        _module_of(name)
     return address_of(_compiled(name), _FUNCTIONS[name][1])
 
 

@@ -8,7 +8,7 @@ contents until they are taken from there (vLLM's ``BlockPool``).
 Which block it is matters only where it has a name that somebody may look for. Such a block has a
 record in ``blocks``, and stands in the row of ``table`` of those who hold it: the first blocks of a
 prompt. All others are counted: those that a request holds, nameless ones in front of the queue
-(`ENGINE.nameless`), and runs of full ones that nobody will look for, which keep a place in it.
+(`CACHE.nameless`), and runs of full ones that nobody will look for, which keep a place in it.
 
 Recorded prompts have the names ``ids[bounds[row] : bounds[row + 1]]``, which may go on with their
 outputs. A request that goes on with the context of an earlier one of its job has that one's names
@@ -81,7 +81,9 @@ def _name_of(world: World, pool: Any, request: int, index: int) -> Any:
 @uncounted(inline=True)
 def _bucket(engine: Any, name: int) -> Any:
     # Recorded names are numbered from 0.
-    return engine.first_bucket + ((name + (name >> OWN_BITS) * 7919) & (engine.buckets - 1))
+    return engine.cache.first_bucket + (
+        (name + (name >> OWN_BITS) * 7919) & (engine.cache.buckets - 1)
+    )
 
 
 @uncounted(inline=True)
@@ -157,34 +159,36 @@ def found_in_cache(world: World, engine: Any, pool: Any, request: int) -> Any:
 @uncounted(inline=True)
 def _new_record(world: World, engine: Any) -> Any:
     """Return a record that stands for nothing yet."""
-    place = engine.free_record
-    engine.free_record = world.blocks[place].next_named
+    place = engine.cache.free_record
+    engine.cache.free_record = world.blocks[place].next_named
     return place
 
 
 @uncounted(inline=True)
 def _drop_record(world: World, engine: Any, place: int) -> None:
     """Let a record stand for nothing."""
-    world.blocks[place].next_named = engine.free_record
-    engine.free_record = place
+    world.blocks[place].next_named = engine.cache.free_record
+    engine.cache.free_record = place
 
 
 @uncounted()
 def forget_all(world: World, engine: Any) -> None:
     """Let all blocks be free and nameless, as at first."""
-    end = engine.first_block + engine.blocks
-    for place in range(engine.first_block, end):
+    end = engine.cache.first + engine.cache.blocks
+    for place in range(engine.cache.first, end):
         world.blocks[place].next_named = place + 1
-    engine.free_record = engine.first_block
-    engine.nameless = engine.blocks
-    engine.unused.first = engine.unused.last = -1
+    engine.cache.free_record = engine.cache.first
+    engine.cache.nameless = engine.cache.blocks
+    engine.cache.unused.first = engine.cache.unused.last = -1
     forget_buckets(world, engine)
 
 
 @uncounted()
 def forget_buckets(world: World, engine: Any) -> None:
     """Let no name be found."""
-    for bucket in range(engine.first_bucket, engine.first_bucket + engine.buckets):
+    for bucket in range(
+        engine.cache.first_bucket, engine.cache.first_bucket + engine.cache.buckets
+    ):
         world.buckets[bucket].first = world.buckets[bucket].last = -1
 
 
@@ -194,25 +198,25 @@ def forget_buckets(world: World, engine: Any) -> None:
 @uncounted()
 def _join_unsought(world: World, engine: Any, count: int) -> None:
     """Put so many full blocks that nobody will look for to the end of the queue."""
-    last = engine.unused.last
+    last = engine.cache.unused.last
     if last >= 0 and world.blocks[last].name == UNSOUGHT:
         world.blocks[last].count += count
         return
     place = _new_record(world, engine)
     world.blocks[place].name = UNSOUGHT
     world.blocks[place].count = count
-    append_unused(world.blocks, engine.unused, place)
+    append_unused(world.blocks, engine.cache.unused, place)
 
 
 @apart(types.void(A_WORLD, AN_ENGINE, NUMBER))
 def take(world: World, engine: Any, count: int) -> None:
     """Take so many blocks from the front of the queue; what they held is forgotten."""
     engine.free -= count
-    nameless = min(count, engine.nameless)
-    engine.nameless -= nameless
+    nameless = min(count, engine.cache.nameless)
+    engine.cache.nameless -= nameless
     left = count - nameless
     while left > 0:
-        place = engine.unused.first
+        place = engine.cache.unused.first
         block = world.blocks[place]
         if block.name == UNSOUGHT:
             part = min(left, np.int64(block.count))
@@ -223,7 +227,7 @@ def take(world: World, engine: Any, count: int) -> None:
         else:
             _forget(world, engine, place)
             left -= 1
-        unlink_unused(world.blocks, engine.unused, place)
+        unlink_unused(world.blocks, engine.cache.unused, place)
         _drop_record(world, engine, place)
 
 
@@ -255,7 +259,7 @@ def occupy(world: World, engine: Any, place: int, hits: int, held: int) -> None:
     for index in range(hits):
         block = world.blocks[world.hits[index]]
         if block.users == 0:
-            unlink_unused(world.blocks, engine.unused, world.hits[index])
+            unlink_unused(world.blocks, engine.cache.unused, world.hits[index])
             engine.free -= 1
         block.users += 1
         world.table[place, index] = world.hits[index]
@@ -279,7 +283,7 @@ def give_back(
         _name_next(world, engine, pool, place)
     unsought = max(full - slot.named, 0)
     nameless = held - slot.named - unsought
-    engine.nameless += nameless
+    engine.cache.nameless += nameless
     engine.free += nameless + unsought
     if unsought > 0:
         _join_unsought(world, engine, unsought)
@@ -287,5 +291,5 @@ def give_back(
         block = world.table[place, index]
         world.blocks[block].users -= 1
         if world.blocks[block].users == 0:
-            append_unused(world.blocks, engine.unused, block)
+            append_unused(world.blocks, engine.cache.unused, block)
             engine.free += 1

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import config, types
+from numba import config, from_dtype, types
 from numba.core import cgutils
 from numba.core.imputils import impl_ret_borrowed
 from numba.core.typeconv.castgraph import Conversion
@@ -33,7 +33,7 @@ from numba.extending import (
     register_model,
 )
 
-__all__ = ["Address", "Reference", "item_of", "reference_at"]
+__all__ = ["Address", "Reference", "item_of", "part_of_rule", "reference_at"]
 
 
 class Reference(types.Type):
@@ -209,6 +209,31 @@ def item_of(context: Any, builder: Any, kind: Any, pointer: Any, field: str, pla
         context.get_constant(types.intp, place),
     )
     return _load_item(context, builder, called, args)
+
+
+def part_of_rule(kind: np.dtype[np.void]) -> Any:
+    """Return what gives, in compiled code, the field ``of_rule`` of a record as a record itself: a
+    rule says what of, the others only that there is room for it.
+    """
+    words = kind.itemsize // np.dtype(np.int64).itemsize
+    if config.DISABLE_JIT:  # type: ignore[attr-defined]
+        return lambda record: record["of_rule"][:words].view(kind).view(np.recarray)[0]
+    part = from_dtype(kind)
+
+    @intrinsic
+    def of(_: Any, record: Any) -> Any:
+        room = record.typeof("of_rule").nitems
+        if words > room:
+            raise ValueError(f"{kind} is {words} words, but there is room for {room}; raise that")
+
+        def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
+            offset = record.offset("of_rule")
+            place = cgutils.get_record_member(builder, args[0], offset, cgutils.int8_t)
+            return builder.bitcast(place, context.get_value_type(part))
+
+        return part(record), generate
+
+    return of
 
 
 def reference_at(target: Any) -> Any:

@@ -47,9 +47,9 @@ def verify(world: World, engine: Any, pool: Any, place: int, drafted: int) -> No
     made = world.rows[slot.request].decodes + pool.convention - left
     right = _accepted(world, pool, slot.request, made)
     slot.drafted = drafted
-    slot.stay = min(1 + min(right, drafted), left)
-    engine.verified += drafted
-    engine.rejected += 1 + drafted - slot.stay
+    slot.brings = min(1 + min(right, drafted), left)
+    engine.batch.verified += drafted
+    engine.batch.rejected += 1 + drafted - slot.brings
 
 
 @apart(NUMBER(A_WORLD, AN_ENGINE, A_POOL))
@@ -65,7 +65,7 @@ def keep_accepted(world: World, engine: Any, pool: Any) -> Any:
         slot.flight = 0
         if slot.left == 0 and slot.taken > 0:
             forget_rejected(pool, slot)
-            more = slot.stay - 1
+            more = slot.brings - 1
             if more > 0:
                 count_growth(world, engine, pool, slot, -1)
                 put_off(world.slots, heads, bits, place, -more)
@@ -90,6 +90,6 @@ def know_rejected(world: World, engine: Any) -> None:
 def forget_rejected(pool: Any, slot: Any) -> None:
     """Forget drafts that were wrong; a step ahead, the next batch is composed as if they stayed."""
     if pool.ahead != 0:
-        slot.flight = slot.stay
-        slot.rejected = 1 + slot.drafted - slot.stay
+        slot.flight = slot.brings
+        slot.rejected = 1 + slot.drafted - slot.brings
     slot.drafted = 0

@@ -1,7 +1,7 @@
-"""Batches of an engine: formed by its rule or by a policy within KV memory, and ended.
+"""Batches of an engine: who is in the next one, how long it takes, how many equal ones follow.
 
-How long a run of equal batches may be, and what of it ends when: the rules themselves are in
-`rules` and `seam`.
+The rules themselves are in `penstock.kernel.engines`, and in `penstock.kernel.seam` where a policy
+chooses; what ends with a batch is in `penstock.kernel.engine_ends`.
 """
 
 from typing import Any
@@ -15,7 +15,6 @@ from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.composition import Terms, cost_of, rise_of, ticks_of
 from penstock.kernel.due_epochs import NEVER, next_due_epoch, put_off
 from penstock.kernel.engine_ends import advance_engine, compute_run, let_go
-from penstock.kernel.engines.sglang import begin_ratio
 from penstock.kernel.in_progress import (
     before_it_dies,
     begun_before,
@@ -36,10 +35,7 @@ from penstock.kernel.records import (
     LATER,
     NONE_YET,
     NOT_BY_LOAD,
-    SEAM,
-    SGLANG,
     STUCK,
-    TENSORRT,
     World,
 )
 from penstock.kernel.running import (
@@ -50,7 +46,6 @@ from penstock.kernel.running import (
     done_by,
     tokens_sent_to,
 )
-from penstock.kernel.signatures import SEES_DECODES
 from penstock.kernel.transfers import come, receive
 from penstock.kernel.waiting import wait_last
 
@@ -81,7 +76,7 @@ def begin_in_decode(world: World) -> None:
         request = clock.next_job
         row = world.rows[request]
         prompt, decodes = np.int64(row.left), np.int64(row.decodes)
-        later = 1 if pool.grows != 0 else decodes + (pool.rule == TENSORRT)
+        later = 1 if pool.grows != 0 else decodes + pool.reserves_last
         held = blocks_of(prompt + later, pool.block_size)
         if held + pool.watermark > engine.free:
             break
@@ -113,7 +108,7 @@ def begin_in_decode(world: World) -> None:
         if pool.convention != 0:
             world.slots[place].last = IN_STEP
         else:
-            engine.own += 1
+            engine.out_of_step += 1
         begin_decode(world, engine, pool, place, decodes)
     waits = clock.next_job < world.job_arrival.size and world.job_arrival[clock.next_job] == 0
     if engine.running > 0 and not waits:  # an arrival at this tick lets it form a batch anyway
@@ -147,7 +142,7 @@ def _form_ahead(world: World, server: int, engine: Any, pool: Any) -> Any:
         failed = _compose(world, planned, engine, pool, True)
         if failed != 0 or planned.tokens == 0:
             return failed
-    everyone = engine.everyone
+    everyone = engine.batch.serves_all
     replica.ticks, replica.plain = planned.ticks, planned.plain
     replica.cost, replica.rise = planned.cost, planned.rise
     replica.tokens, replica.prefill = planned.tokens, planned.prefill
@@ -157,15 +152,15 @@ def _form_ahead(world: World, server: int, engine: Any, pool: Any) -> Any:
     if pool.plans_late != 0 and engine.waiting == 0:
         repeat = _equal_batches(world, replica, replica, engine, pool, 1)
         if repeat > 1:
-            engine.plan = LATER
-            engine.joins = NEVER
+            engine.ahead.next_batch = LATER
+            engine.ahead.joins_until = NEVER
             start(world, server, repeat)
             return 0
-    engine.flight_end = replica.start + replica.ticks
+    engine.ahead.flight_end = replica.start + replica.ticks
     advance_engine(world, replica, engine, pool)
     failed = _compose(world, planned, engine, pool, False)
     repeat = 1
-    alike = planned.tokens == replica.tokens and engine.leaving.first < 0
+    alike = planned.tokens == replica.tokens and engine.ahead.leaving.first < 0
     if replica.prefill == 0 and everyone != 0 and alike:
         repeat = _equal_batches(world, replica, planned, engine, pool, 0)
     start(world, server, repeat)
@@ -180,14 +175,14 @@ def plan_after_run(world: World, server: int, engine: Any, pool: Any) -> None:
     Nothing can fail: only policies of the seam do, and preemptions that go on for ever.
     """
     replica = world.servers[server]
-    engine.flight_end = replica.start + ticks_of_batches(replica, replica.equal)
+    engine.ahead.flight_end = replica.start + ticks_of_batches(replica, replica.equal)
     if replica.equal > 1:
         compute_run(world, replica, engine, pool)
     advance_engine(world, replica, engine, pool)
     if replica.equal > 1:
-        engine.step_before = replica.start + ticks_of_batches(replica, replica.equal - 1)
+        engine.ahead.step_before = replica.start + ticks_of_batches(replica, replica.equal - 1)
     _compose(world, world.planned[engine.index], engine, pool, False)
-    engine.plan = COMPUTED
+    engine.ahead.next_batch = COMPUTED
 
 
 @uncounted()
@@ -200,13 +195,13 @@ def plan_before_arrival(world: World, server: int, engine: Any, pool: Any) -> No
     """
     replica = world.servers[server]
     now = world.clock[0].now
-    if now <= engine.joins < NEVER:
+    if now <= engine.ahead.joins_until < NEVER:
         return
-    if engine.joins == NEVER:
+    if engine.ahead.joins_until == NEVER:
         begun = max(begun_before(replica, now, replica.equal), 1)
         if begun < replica.equal:
             set_length(world, server, begun + 1)
-            engine.joins = replica.start + ticks_of_batches(replica, begun)
+            engine.ahead.joins_until = replica.start + ticks_of_batches(replica, begun)
             return
     plan_after_run(world, server, engine, pool)
 
@@ -216,11 +211,11 @@ def end_at_engine(world: World, server: int, pool: Any) -> None:
     """Hand out the tokens of the batches that have ended at an engine."""
     replica = world.servers[server]
     engine = world.engines[replica.engine]
-    if engine.plan == LATER:
+    if engine.ahead.next_batch == LATER:
         plan_after_run(world, server, engine, pool)
-    elif replica.equal > 1 and engine.plan == COMPOSED:
+    elif replica.equal > 1 and engine.ahead.next_batch == COMPOSED:
         compute_run(world, replica, engine, pool)
-    engine.plan = COMPOSED
+    engine.ahead.next_batch = COMPOSED
     if pool.ahead == 0:
         advance_engine(world, replica, engine, pool)
     else:
@@ -235,10 +230,10 @@ def _begin(world: World, server: int, engine: Any) -> None:
     engine.rejections += world.servers[server].rejected
     if clock.record >= ALLOCATION_ROWS:
         note_allocations(world, server, engine)
-    if engine.wasted > 0:
-        engine.wasted_on = -1
-        engine.lost += engine.wasted
-        add_tokens(world, engine, engine.wasted)
+    if engine.batch.wasted > 0:
+        engine.batch.wasted_on = -1
+        engine.lost += engine.batch.wasted
+        add_tokens(world, engine, engine.batch.wasted)
 
 
 @uncounted()
@@ -250,36 +245,36 @@ def _compose(world: World, batch: Any, engine: Any, pool: Any, at_once: bool) ->
     """
     load = 0
     if at_once:
-        engine.flight_end = NONE_YET
-    if engine.incoming > 0:
+        engine.ahead.flight_end = NONE_YET
+    if engine.transfers.incoming > 0:
         receive(world, engine, pool)
     while load == 0:
         batch.tokens = 0
         if engine.running == 0 and engine.waiting == 0:
-            if pool.rule == SGLANG and at_once and engine.incoming == 0:
-                begin_ratio(world, engine, pool)
+            if at_once and engine.transfers.incoming == 0:
+                engine.was_idle = 1
             return 0
         failed = _choose(world, engine, pool)
         if failed != 0:
             return failed
-        if engine.preempted > 0:
+        if engine.batch.preempted > 0:
             engine.barren += 1
             if engine.barren > pool.patience:
                 return ENDLESS
         prefill = _prefill_tokens(world, engine)
-        decodes = engine.served_decodes + engine.wasted
-        load = prefill + decodes + engine.verified
+        decodes = engine.batch.decodes + engine.batch.wasted
+        load = prefill + decodes + engine.batch.verified
         if load == 0 and not at_once:
             return 0
-        if load == 0 and engine.preempted == 0:
-            return 0 if engine.incoming + engine.lending > 0 else STUCK
+        if load == 0 and engine.batch.preempted == 0:
+            return 0 if engine.transfers.incoming + engine.transfers.lending > 0 else STUCK
         # Else all made room: begin anew with them.
     batch.tokens = load
-    batch.decodes = decodes + engine.verified
+    batch.decodes = decodes + engine.batch.verified
     batch.prefill = prefill
-    batch.verified = engine.verified
-    batch.rejected = engine.rejected
-    batch.requests = engine.served + decodes
+    batch.verified = engine.batch.verified
+    batch.rejected = engine.batch.rejected
+    batch.requests = engine.batch.prompts + decodes
     _time(world, batch, engine, pool)
     return 0
 
@@ -287,33 +282,26 @@ def _compose(world: World, batch: Any, engine: Any, pool: Any, at_once: bool) ->
 @uncounted(inline=True)
 def _choose(world: World, engine: Any, pool: Any) -> Any:
     """Say who is in the batch; return what failed, or 0."""
-    engine.served = 0
-    engine.prompts.first = -1
-    engine.served_decodes = 0
-    engine.wasted = 0
-    engine.preempted = 0
-    engine.verified = 0
-    engine.rejected = 0
-    engine.marked = 0
-    engine.steady = 1 if pool.drafts == 0 else 0
+    engine.batch.prompts = 0
+    engine.batch.served.first = -1
+    engine.batch.decodes = 0
+    engine.batch.wasted = 0
+    engine.batch.preempted = 0
+    engine.batch.verified = 0
+    engine.batch.rejected = 0
+    engine.batch.is_marked = 0
+    engine.batch.steady = 1 if pool.drafts == 0 else 0
+    engine.batch.arrival_ends = 1
     failed = form_by_rule(world, engine, pool)
-    if pool.rule == SEAM:
-        return failed
-    if pool.rule == SGLANG:
-        engine.arrival_ends = engine.is_full == 0 or pool.priority_preemption != 0
-    else:
-        # Of a fair share of the budget whoever comes leaves less to the first that waits.
-        engine.arrival_ends = (
-            engine.waiting == 0 or pool.by_priority != 0 or pool.long_prefill_adaptive != 0
-        )
-    return 0
+    engine.repeats = engine.changed = engine.was_idle = 0
+    return failed
 
 
 @uncounted(inline=True)
 def _prefill_tokens(world: World, engine: Any) -> Any:
     tokens = 0
-    place = engine.prompts.first
-    for _ in range(engine.served):
+    place = engine.batch.served.first
+    for _ in range(engine.batch.prompts):
         tokens += world.slots[place].taken
         place = world.slots[place].served_next
     return tokens
@@ -323,12 +311,12 @@ def _prefill_tokens(world: World, engine: Any) -> Any:
 def _time(world: World, replica: Any, engine: Any, pool: Any) -> None:
     """Work out how long the batch takes."""
     context = 0  # tokens before the decodes
-    engine.everyone = engine.served_decodes == engine.decoding
-    if engine.everyone != 0:
+    engine.batch.serves_all = engine.batch.decodes == engine.decoding
+    if engine.batch.serves_all != 0:
         context = engine.context_base + engine.decoding * engine.epoch
-    elif engine.served_decodes > 0:
+    elif engine.batch.decodes > 0:
         context = _put_off_others(world, engine, pool)
-    if engine.wasted > 0:
+    if engine.batch.wasted > 0:
         context += _context_of_done(world, engine)
     if pool.composed == 0:
         replica.plain = replica.ticks = world.duration[pool.duration + replica.tokens]
@@ -357,7 +345,7 @@ def _put_off_others(world: World, engine: Any, pool: Any) -> Any:
     while place >= 0:
         slot = world.slots[place]
         if slot.left == 0:
-            taken = slot.taken > 0 if engine.marked != 0 else served < engine.served_decodes
+            taken = slot.taken > 0 if engine.batch.is_marked != 0 else served < engine.batch.decodes
             if taken:
                 served += 1
                 context += done_by(engine, slot)
@@ -369,7 +357,7 @@ def _put_off_others(world: World, engine: Any, pool: Any) -> Any:
                 count_growth(world, engine, pool, slot, 1)
                 if slot.last == IN_STEP:
                     slot.last = engine.last_step
-                    engine.own += 1
+                    engine.out_of_step += 1
         place = slot.next
     return context
 
@@ -378,7 +366,7 @@ def _put_off_others(world: World, engine: Any, pool: Any) -> Any:
 def _context_of_done(world: World, engine: Any) -> Any:
     """Return the tokens before the decodes that a batch has for nothing."""
     context = 0
-    place = engine.leaving.first
+    place = engine.ahead.leaving.first
     while place >= 0:
         slot = world.slots[place]
         if slot.left == IN_FLIGHT and slot.taken > 0:
@@ -393,8 +381,8 @@ def _attention(world: World, engine: Any, pool: Any) -> Any:
     before.
     """
     squares = pairs = 0
-    place = engine.prompts.first
-    for _ in range(engine.served):
+    place = engine.batch.served.first
+    for _ in range(engine.batch.prompts):
         slot = world.slots[place]
         tokens = slot.taken + slot.drafted
         squares += tokens * tokens
@@ -415,18 +403,18 @@ def _attention(world: World, engine: Any, pool: Any) -> Any:
 @apart(types.void(A_WORLD, NUMBER, AN_ENGINE))
 def note_allocations(world: World, server: int, engine: Any) -> None:
     """Write down who gets what."""
-    place = engine.prompts.first
-    for _ in range(engine.served):
+    place = engine.batch.served.first
+    for _ in range(engine.batch.prompts):
         slot = world.slots[place]
         note_allocation(world, server, slot.request, slot.taken, slot.drafted)
         place = slot.served_next
-    place = engine.slots.first if engine.served_decodes > 0 else -1
+    place = engine.slots.first if engine.batch.decodes > 0 else -1
     while place >= 0:
         slot = world.slots[place]
-        if slot.left == 0 and (engine.everyone != 0 or slot.taken > 0):
+        if slot.left == 0 and (engine.batch.serves_all != 0 or slot.taken > 0):
             note_allocation(world, server, slot.request, 0, 1 + slot.drafted)
         place = slot.next
-    request = engine.wasted_on
+    request = engine.batch.wasted_on
     while request >= 0:
         note_allocation(world, server, request, 0, 1 + world.again[request].drafted)
         request = np.int64(world.rows[request].next)
@@ -446,14 +434,10 @@ def _equal_batches(
     is in progress, and it follows. Memory must have room for so many batches ``beyond`` the run.
     """
     clock = world.clock[0]
-    if batch.prefill > 0 or engine.everyone == 0 or engine.steady == 0:
+    if batch.prefill > 0 or engine.batch.serves_all == 0 or engine.batch.steady == 0:
         return 1
-    if clock.merges == 0 or engine.preempted > 0 or engine.wasted > 0:
+    if clock.merges == 0 or engine.batch.preempted > 0 or engine.batch.wasted > 0:
         return 1
-    if pool.rule == SEAM and pool.sees == SEES_DECODES:
-        return 1
-    if pool.rule == SEAM and pool.caching != 0 and engine.waiting > 0:
-        return 1  # a policy sees what is cached of a prompt, which a decode may take
     most = next_due_epoch(world.bits[engine.line], engine.epoch) - engine.epoch
     if most > 1 and pool.names_outputs != 0:
         most = _until_named(world, engine, pool, most)

@@ -11,7 +11,6 @@ from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.composition import ticks_of
 from penstock.kernel.drafts import forget_rejected, keep_accepted, know_rejected
 from penstock.kernel.due_epochs import empty_bucket
-from penstock.kernel.engines.sglang import lower_ratio
 from penstock.kernel.engines.sglang_cache import keep_ahead, keep_at_end, note_joined
 from penstock.kernel.gaps import count_stall
 from penstock.kernel.in_progress import begun_again
@@ -22,7 +21,6 @@ from penstock.kernel.records import (
     IN_FLIGHT,
     IN_STEP,
     NONE_YET,
-    SGLANG,
     World,
 )
 from penstock.kernel.releases import finish
@@ -49,10 +47,8 @@ def compute_run(world: World, replica: Any, engine: Any, pool: Any) -> None:
     note_gaps_within(world, replica, pool)
     engine.decode_tokens -= replica.decodes * again
     engine.epoch += again
-    if pool.rule == SGLANG:
-        lower_ratio(world, engine, pool, again)
-    engine.since_prompts += again
-    if pool.ahead != 0 and engine.plan == COMPOSED:
+    engine.repeats += again
+    if pool.ahead != 0 and engine.ahead.next_batch == COMPOSED:
         engine.last_step = world.clock[0].now
         planned = world.planned[engine.index]
         if planned.plain < 0:
@@ -67,7 +63,7 @@ def advance_engine(world: World, replica: Any, engine: Any, pool: Any) -> None:
     Composed ahead, that is before it ends, at the tick ``flight_end``, and who finishes stays until
     then.
     """
-    decodes = replica.decodes - replica.verified - engine.wasted
+    decodes = replica.decodes - replica.verified - engine.batch.wasted
     if pool.radix != 0 and pool.ahead == 0:
         epoch = engine.epoch + (1 if decodes > 0 else 0)
         heads = world.heads[engine.line]
@@ -83,15 +79,15 @@ def advance_engine(world: World, replica: Any, engine: Any, pool: Any) -> None:
             give_back_of_finished(world, engine, pool, epoch)
     if decodes > 0:
         _count_gaps(world, replica, engine, pool)
-        engine.step_before = engine.last_step
+        engine.ahead.step_before = engine.last_step
         engine.last_step = _end_of(world, engine, pool)
         engine.decode_tokens -= decodes
         engine.epoch += 1
         engine.barren = 0
-        if engine.marked != 0 or engine.everyone == 0:
+        if engine.batch.is_marked != 0 or engine.batch.serves_all == 0:
             _unmark_decodes(world, engine, pool)
         elif pool.ahead != 0:
-            engine.all_fly = 1
+            engine.ahead.all_fly = 1
         _finish_due(world, replica, engine, pool)
     if replica.prefill > 0:
         _end_prompts(world, replica, engine, pool, decodes > 0 or alone)
@@ -103,7 +99,7 @@ def advance_engine(world: World, replica: Any, engine: Any, pool: Any) -> None:
 def name_known(world: World, engine: Any, pool: Any) -> None:
     """Name the blocks of outputs that are full now that a batch has ended, of those who go on."""
     # Whom the next batch, composed already, leaves out has been put off.
-    puts_off = pool.ahead != 0 and engine.everyone == 0 and engine.served_decodes > 0
+    puts_off = pool.ahead != 0 and engine.batch.serves_all == 0 and engine.batch.decodes > 0
     place = engine.slots.first
     while place >= 0:
         slot = world.slots[place]
@@ -126,7 +122,7 @@ def _count_kept(world: World, tokens: int) -> None:
 def _end_of(world: World, engine: Any, pool: Any) -> Any:
     """Return the tick at which the tokens of the batch are out."""
     if pool.ahead != 0:
-        return engine.flight_end
+        return engine.ahead.flight_end
     return world.clock[0].now
 
 
@@ -171,7 +167,7 @@ def give_back_of_finished(world: World, engine: Any, pool: Any, epoch: int) -> N
         if pool.ahead == 0 and slot.left == 0:
             ends = slot.due == epoch
         elif pool.ahead == 0:
-            kept = max(slot.stay - 1, 0)  # drafts beside its last token
+            kept = max(slot.brings - 1, 0)  # drafts beside its last token
             ends = slot.left == slot.taken and slot.outputs == pool.convention + kept
         if ends:
             wasted = slot.taken if slot.left == IN_FLIGHT else 0
@@ -188,8 +184,8 @@ def give_back_of_finished(world: World, engine: Any, pool: Any, epoch: int) -> N
 @uncounted(inline=True)
 def _count_gaps(world: World, replica: Any, engine: Any, pool: Any) -> None:
     """Count the times between tokens of those that decode."""
-    in_step = replica.decodes - replica.verified - engine.wasted
-    if engine.own > 0:
+    in_step = replica.decodes - replica.verified - engine.batch.wasted
+    if engine.out_of_step > 0:
         in_step -= _own_gaps(world, replica, engine, pool)
     if in_step > 0:
         note_gaps(world, replica, pool, engine.last_step, in_step)
@@ -201,13 +197,13 @@ def _own_gaps(world: World, replica: Any, engine: Any, pool: Any) -> Any:
     many are served.
     """
     served = 0
-    owners = engine.own
+    owners = engine.out_of_step
     place = engine.slots.last
     while owners > 0:
         slot = world.slots[place]
         if slot.left == 0 and slot.last != IN_STEP:
             owners -= 1
-            if engine.everyone != 0 or slot.taken > 0:
+            if engine.batch.serves_all != 0 or slot.taken > 0:
                 if slot.last == NONE_YET:
                     world.first_token[slot.request] = replica.start + replica.ticks
                     _gap_from_elsewhere(world, replica, pool, slot.request)
@@ -215,7 +211,7 @@ def _own_gaps(world: World, replica: Any, engine: Any, pool: Any) -> Any:
                     note_gaps(world, replica, pool, slot.last, 1)
                 slot.before = slot.last
                 slot.last = IN_STEP
-                engine.own -= 1
+                engine.out_of_step -= 1
                 served += 1
         place = slot.previous
     return served
@@ -232,7 +228,7 @@ def _gap_from_elsewhere(world: World, replica: Any, pool: Any, request: int) -> 
 @uncounted()
 def _unmark_decodes(world: World, engine: Any, pool: Any) -> None:
     if pool.ahead != 0:
-        engine.some_fly = 1
+        engine.ahead.some_fly = 1
     place = engine.slots.first
     while place >= 0:
         slot = world.slots[place]
@@ -268,18 +264,18 @@ def _stay(world: World, engine: Any, place: int) -> None:
     slot.left = IN_FLIGHT
     slot.due = engine.epoch
     if ends_unforeseen(world, slot):
-        engine.unforeseen += 1
-    append_leaving(world.slots, engine.leaving, place)
+        engine.ahead.unforeseen += 1
+    append_leaving(world.slots, engine.ahead.leaving, place)
 
 
 @uncounted(inline=True)
 def let_go(world: World, replica: Any, engine: Any, pool: Any) -> None:
     """Let those go whose last tokens are out now."""
-    engine.all_fly = 0
-    if pool.drafts > 0 or (pool.caching != 0 and engine.some_fly != 0):
+    engine.ahead.all_fly = 0
+    if pool.drafts > 0 or (pool.caching != 0 and engine.ahead.some_fly != 0):
         know_rejected(world, engine)
-        engine.some_fly = 0
-    place = engine.leaving.first
+        engine.ahead.some_fly = 0
+    place = engine.ahead.leaving.first
     if place >= 0 and pool.caching != 0:
         give_back_of_finished(world, engine, pool, engine.epoch)
     if pool.names_outputs != 0:
@@ -293,13 +289,13 @@ def let_go(world: World, replica: Any, engine: Any, pool: Any) -> None:
             engine.free += held_by(engine, pool, slot) - slot.shared
         change_phase(world, engine, slot.request, -1)
         if slot.left == IN_FLIGHT and slot.taken > 0:
-            world.rows[slot.request].next = engine.wasted_on
-            engine.wasted_on = slot.request
+            world.rows[slot.request].next = engine.batch.wasted_on
+            engine.batch.wasted_on = slot.request
             world.again[slot.request].drafted = slot.drafted
         _leave(world, replica, engine, place)
         place = following
-    engine.leaving.first = -1
-    engine.unforeseen = 0
+    engine.ahead.leaving.first = -1
+    engine.ahead.unforeseen = 0
 
 
 @uncounted(inline=True)
@@ -311,7 +307,7 @@ def _leave(world: World, replica: Any, engine: Any, place: int) -> None:
     release(world, engine, place)
     engine.finished += 1
     engine.finished_decodes += row.decodes
-    engine.is_full = 0
+    engine.changed = 1
     stage.in_prefill -= 1
     replica.count -= 1
     replica.work -= stage.prefill_weight
@@ -324,26 +320,26 @@ def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bo
     others.
     """
     end = _end_of(world, engine, pool)
-    place = engine.prompts.first
-    for _ in range(engine.served):
+    place = engine.batch.served.first
+    for _ in range(engine.batch.prompts):
         slot = world.slots[place]
         following = slot.served_next
         slot.left -= slot.taken
         slot.taken = 0
         if in_step or slot.left > 0:
-            engine.is_full = 0  # SGLang's running batch is another from now on
+            engine.changed = 1
         if slot.left == 0:
             engine.prefilling -= 1
             if pool.radix != 0 and pool.ahead != 0:
                 note_joined(world, engine, place)
             decodes = slot.outputs - pool.convention
-            if slot.stay > 0:  # drafts beside its last token
+            if slot.brings > 0:  # drafts beside its last token
                 forget_rejected(pool, slot)
-                _count_kept(world, slot.stay - 1)
-                decodes -= slot.stay - 1
-            if pool.ahead != 0 and slot.stay == 0:
+                _count_kept(world, slot.brings - 1)
+                decodes -= slot.brings - 1
+            if pool.ahead != 0 and slot.brings == 0:
                 slot.flight = 1
-                engine.some_fly = 1
+                engine.ahead.some_fly = 1
             if pool.convention != 0 or decodes == 0:
                 engine.barren = 0
                 _first_token(world, replica, engine, pool, slot)
@@ -358,13 +354,13 @@ def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bo
                 _leave(world, replica, engine, place)
             else:
                 if pool.convention == 0:
-                    engine.own += 1
+                    engine.out_of_step += 1
                 elif in_step:
                     slot.last = IN_STEP
                     engine.last_step = end
                 else:
                     slot.last = end
-                    engine.own += 1
+                    engine.out_of_step += 1
                 begin_decode(world, engine, pool, place, decodes)
         place = following
 

@@ -44,11 +44,10 @@ from penstock.kernel.in_progress import (
 )
 from penstock.kernel.line_batches import form_from_lines
 from penstock.kernel.line_ends import end_of_lines, join_line
-from penstock.kernel.outages import happen, hold
+from penstock.kernel.outages import happen, strand
 from penstock.kernel.recording import count_composition, has_room, note_run, thin_series
 from penstock.kernel.records import (
     BAD_ROUTER,
-    BY_LINES,
     COMPOSED,
     COMPUTED,
     DONE,
@@ -57,7 +56,6 @@ from penstock.kernel.records import (
     MORE,
     NO_ROWS,
     PAUSED,
-    SEAM,
     WORLD,
     World,
 )
@@ -108,7 +106,7 @@ def _advance(world: World) -> int:
             now = min(now, world.job_arrival[clock.next_job])
         if clock.waiting_room > 0:
             now = min(now, world.heap[0, 0])
-        if clock.next_outage < now and (now < NEVER or clock.held > 0):
+        if clock.next_outage < now and (now < NEVER or clock.stranded > 0):
             now = clock.next_outage
         if clock.final == 0 and (jobs == 0 or now >= world.job_arrival[jobs - 1]):
             return MORE  # a job to come may arrive then, too
@@ -158,9 +156,11 @@ def _end_in_time(world: World) -> None:
         replica = world.servers[server]
         pool = world.pools[replica.pool]
         settled = False
-        if pool.rule != BY_LINES:
+        if pool.by_lines == 0:
             engine = world.engines[replica.engine]
-            settled = engine.plan == COMPUTED or (engine.plan == LATER and engine.joins < NEVER)
+            settled = engine.ahead.next_batch == COMPUTED or (
+                engine.ahead.next_batch == LATER and engine.ahead.joins_until < NEVER
+            )
         if replica.equal > 1 and not settled:
             repeat = ended_by(replica, world.clock[0].until, replica.equal)
             set_length(world, server, max(repeat, 1))
@@ -179,15 +179,15 @@ def _has_room(world: World) -> Any:
 def _has_slots(world: World, replica: Any) -> Any:
     """Return whether there are slots for all whom a replica may admit to its next batch."""
     pool, clock = world.pools[replica.pool], world.clock[0]
-    if pool.rule == BY_LINES:
+    if pool.by_lines != 0:
         return True
     engine = world.engines[replica.engine]
-    most = engine.waiting + engine.incoming
+    most = engine.waiting + engine.transfers.incoming
     if pool.running_scope != 0:
         most = min(most, pool.batch_size - engine.running)
     else:
         most = min(most, pool.batch_size)
-    if pool.rule == SEAM:
+    if pool.policy != 0:  # who is served gets a token at least
         most = min(most, pool.budget)
     return clock.used_slots + most <= clock.engine_slots
 
@@ -197,7 +197,7 @@ def _form(world: World, server: int) -> Any:
     """Let a free replica form a batch; return what failed, or 0."""
     replica = world.servers[server]
     pool = world.pools[replica.pool]
-    if pool.rule == BY_LINES:
+    if pool.by_lines != 0:
         failed = form_from_lines(world, server, pool)
     else:
         failed = form_at_engine(world, server, pool)
@@ -225,7 +225,7 @@ def _end(world: World, server: int) -> None:
     replica.busy += ticks
     replica.processed += repeat * replica.tokens
     set_end(world, server, NEVER)
-    if pool.rule == BY_LINES:
+    if pool.by_lines != 0:
         end_of_lines(world, server, pool)
     else:
         end_at_engine(world, server, pool)
@@ -243,7 +243,7 @@ def _arrive(world: World, request: int) -> None:
     stage = world.stages[row.stage]
     pool = world.pools[stage.pool]
     if pool.up == 0:
-        hold(world, request)
+        strand(world, request)
         return
     server = route(world, request, pool)
     pool = world.pools[world.servers[server].pool]
@@ -253,8 +253,7 @@ def _arrive(world: World, request: int) -> None:
             home.server = server
     row.server = server
     world.ready[request] = clock.now
-    by_lines = pool.rule == BY_LINES
-    if by_lines and world.reuse[request] > 0:
+    if pool.by_lines != 0 and world.reuse[request] > 0:
         tokens = cached(world, request, server, pool.retention)
         world.cached[request] = tokens
         row.left -= tokens
@@ -272,16 +271,18 @@ def _arrive(world: World, request: int) -> None:
     else:
         replica.work += stage.decode_weight
         stage.in_decode += 1
-    if by_lines:
+    if pool.by_lines != 0:
         line = world.lines[replica.first_line + stage.line]
         join_line(world, line, request)
         arrival_ends = True
     else:
         engine = world.engines[replica.engine]
-        if engine.plan == LATER:
+        if engine.ahead.next_batch == LATER:
             plan_before_arrival(world, server, engine, pool)
         arrive_at_engine(world, engine, pool, request)
-        arrival_ends = engine.plan == COMPOSED and (engine.arrival_ends != 0 or engine.incoming > 0)
+        arrival_ends = engine.ahead.next_batch == COMPOSED and (
+            engine.batch.arrival_ends != 0 or engine.transfers.incoming > 0
+        )
     if replica.equal == 0:
         touch(world, server)
     elif replica.equal > 1 and arrival_ends:  # equal batches end where the request can join

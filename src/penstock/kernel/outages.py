@@ -18,7 +18,6 @@ from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.in_progress import set_end
 from penstock.kernel.recording import note_run
 from penstock.kernel.records import (
-    BY_LINES,
     DIES_WITH_REQUESTS,
     EVICTED,
     IN_DECODE,
@@ -56,13 +55,13 @@ def happen(world: World) -> None:
 
 
 @apart(types.void(A_WORLD, NUMBER))
-def hold(world: World, request: int) -> None:
+def strand(world: World, request: int) -> None:
     """Let a request wait until a replica of its pool is back."""
     trial, clock = world.tries[request], world.clock[0]
     if trial.came < 0:
         trial.came = clock.now
-    trial.held = 1
-    clock.held += 1
+    trial.is_stranded = 1
+    clock.stranded += 1
 
 
 # -- it comes back
@@ -77,13 +76,13 @@ def _return(world: World, server: int) -> None:
     _list_serving(world, pool.first_server, pool.replicas)
     look(world, server, world.clock[0].now)
     world.seen[server, SEEN_SENT] = 0
-    if pool.up > 1 or world.clock[0].held == 0:
+    if pool.up > 1 or world.clock[0].stranded == 0:
         return
     for request in range(world.rows.size):
         stage, trial = world.stages[world.rows[request].stage], world.tries[request]
-        if trial.held != 0 and world.pools[stage.pool].first_server == pool.first_server:
-            trial.held = 0
-            world.clock[0].held -= 1
+        if trial.is_stranded != 0 and world.pools[stage.pool].first_server == pool.first_server:
+            trial.is_stranded = 0
+            world.clock[0].stranded -= 1
             arrive_now(world, request)
 
 
@@ -116,7 +115,7 @@ def _die(world: World, server: int, loses: bool) -> int:
         replica.batches += 1
         replica.equal = 0
         set_end(world, server, NEVER)
-    if pool.rule == BY_LINES:
+    if pool.by_lines != 0:
         _empty_lines(world, replica.first_line, pool.lines)
     else:
         _empty_engine(world, replica.engine, pool)
@@ -127,14 +126,13 @@ def _die(world: World, server: int, loses: bool) -> int:
     _list_serving(world, pool.first_server, pool.replicas)
     clock.future -= replica.unprocessed
     replica.count = replica.unprocessed = replica.work = 0
-    by_lines = pool.rule == BY_LINES
     hit = 0
     for request in range(world.rows.size):
         row = world.rows[request]
         if row.server != server or world.ready[request] < 0 or world.finish[request] != -1:
             continue
         stage = world.stages[row.stage]
-        if by_lines and row.pending == IN_DECODE:
+        if pool.by_lines != 0 and row.pending == IN_DECODE:
             stage.in_decode -= 1
         else:
             stage.in_prefill -= 1
@@ -177,7 +175,7 @@ def _empty_lines(world: World, first: int, count: int) -> None:
 def _empty_engine(world: World, index: int, pool: Any) -> None:
     """Let an engine be as it was at first; all its requests are in prefill again."""
     engine = world.engines[index]
-    place = engine.leaving.first  # of these some have left the list
+    place = engine.ahead.leaving.first  # of these some have left the list
     while place >= 0:
         following = world.slots[place].chain
         if world.slots[place].left == EVICTED:
@@ -201,7 +199,7 @@ def _empty_engine(world: World, index: int, pool: Any) -> None:
         forget_all(world, engine)
     if pool.radix != 0:
         forget_buckets(world, engine)
-        world.nodes[engine.root].children = 0
+        world.nodes[engine.tree.root].children = 0
 
 
 @uncounted()

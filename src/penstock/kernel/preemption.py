@@ -13,7 +13,7 @@ from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import unchain
 from penstock.kernel.engines.sglang_cache import leave
 from penstock.kernel.lists import unlink
-from penstock.kernel.records import EVICTED, VLLM, World
+from penstock.kernel.records import EVICTED, World
 from penstock.kernel.running import (
     add_tokens,
     change_phase,
@@ -30,17 +30,17 @@ from penstock.kernel.waiting import comes_before, wait_first
 @uncounted()
 def _strike(world: World, engine: Any, place: int) -> None:
     """Take a request in prefill out of the batch that is being formed."""
-    engine.served -= 1
+    engine.batch.prompts -= 1
     following = world.slots[place].served_next
-    if engine.prompts.first == place:
-        engine.prompts.first = following
+    if engine.batch.served.first == place:
+        engine.batch.served.first = following
         return
-    before = engine.prompts.first
+    before = engine.batch.served.first
     while world.slots[before].served_next != place:
         before = world.slots[before].served_next
     world.slots[before].served_next = following
     if following < 0:
-        engine.prompts.last = before
+        engine.batch.served.last = before
 
 
 @uncounted(inline=True)
@@ -85,10 +85,10 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
         again.target = slot.total + pool.convention - left
         again.outputs = left
         if slot.taken > 0:
-            engine.served_decodes -= 1
+            engine.batch.decodes -= 1
             if pool.drafts > 0:
-                engine.verified -= slot.drafted
-                engine.rejected -= 1 + slot.drafted - slot.stay
+                engine.batch.verified -= slot.drafted
+                engine.batch.rejected -= 1 + slot.drafted - slot.brings
     again.last = slot.last
     engine.waiting_tokens += again.target
     if pool.radix != 0:
@@ -101,7 +101,7 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
         give_back(world, engine, pool, place, held, full, True)
     slot.taken = 0
     release(world, engine, place)
-    engine.preempted += 1
+    engine.batch.preempted += 1
     engine.preemptions += 1
     engine.lost += done
     add_tokens(world, engine, done)
@@ -120,14 +120,14 @@ def _evict_ahead(world: World, engine: Any, pool: Any, place: int) -> None:
         sought = world.again[slot.request].followed != 0
         give_back(world, engine, pool, place, held, full, sought)
     if ends_unforeseen(world, slot):
-        engine.unforeseen -= 1
-        engine.wasted -= slot.taken
-        engine.verified -= slot.drafted
-        engine.rejected -= slot.drafted
+        engine.ahead.unforeseen -= 1
+        engine.batch.wasted -= slot.taken
+        engine.batch.verified -= slot.drafted
+        engine.batch.rejected -= slot.drafted
     slot.left = EVICTED
     unlink(world.slots, engine.slots, place)
     engine.running -= 1
-    engine.preempted += 1
+    engine.batch.preempted += 1
     engine.preemptions += 1
     world.again[slot.request].times += 1
 
@@ -142,9 +142,9 @@ def make_room(world: World, engine: Any, pool: Any, place: int) -> None:
 
 
 @uncounted(inline=True)
-def victim_of(world: World, engine: Any, pool: Any) -> Any:
-    """Return who is preempted next: the last of the list, or the one whose priority puts it
-    last.
+def victim_of(world: World, engine: Any, pool: Any, first_of_equals: bool) -> Any:
+    """Return who is preempted next: the last of the list, or the one whose priority puts it last;
+    of those that came at once with the same, the last row or the first of the list.
     """
     if pool.by_priority == 0:
         return engine.slots.last
@@ -154,8 +154,7 @@ def victim_of(world: World, engine: Any, pool: Any) -> Any:
         one, other = world.slots[victim].request, world.slots[place].request
         tie = world.again[one].priority == world.again[other].priority
         tie = tie and world.again[one].came == world.again[other].came
-        # vLLM's first of equal ones leaves.
-        if comes_before(world, one, other) and not (tie and pool.rule == VLLM):
+        if comes_before(world, one, other) and not (tie and first_of_equals):
             victim = place
         place = world.slots[place].next
     return victim

@@ -99,7 +99,7 @@ def _equal_pages(world: World, pool: Any, node: Any, source: Any, end: int) -> A
 @uncounted(inline=True)
 def _bucket(engine: Any, parent: int, page: int) -> Any:
     mixed = (page ^ (page >> OWN_BITS)) * 7919 + parent * 104729
-    return engine.first_bucket + (mixed & (engine.buckets - 1))
+    return engine.cache.first_bucket + (mixed & (engine.cache.buckets - 1))
 
 
 @uncounted(inline=True)
@@ -139,12 +139,12 @@ def _disown(world: World, engine: Any, place: int) -> None:
 
 @uncounted(inline=True)
 def _new_node(world: World, engine: Any, parent: int, first: int, length: int) -> Any:
-    place = engine.free_node
+    place = engine.tree.free_node
     if place >= 0:
-        engine.free_node = world.nodes[place].next_named
+        engine.tree.free_node = world.nodes[place].next_named
     else:
-        place = engine.root + engine.nodes
-        engine.nodes += 1
+        place = engine.tree.root + engine.tree.nodes
+        engine.tree.nodes += 1
     node = world.nodes[place]
     node.parent = parent
     node.first = first
@@ -186,7 +186,7 @@ def match(world: World, engine: Any, pool: Any, request: int, pages: int) -> Any
     They are touched, those nearest to the root the longest ago.
     """
     source = _source(world, pool, request)
-    place, matched = engine.root, 0
+    place, matched = engine.tree.root, 0
     while matched < pages:
         page = _page(world, pool, source, matched)
         child = _child(world, engine, place, page)
@@ -199,12 +199,12 @@ def match(world: World, engine: Any, pool: Any, request: int, pages: int) -> Any
             place = _split(world, engine, pool, place, equal)
             break
     step = place
-    while step != engine.root:
-        engine.touches += 1
+    while step != engine.tree.root:
+        engine.tree.touches += 1
         step = world.nodes[step].parent
-    now = engine.touches
+    now = engine.tree.touches
     step = place
-    while step != engine.root:
+    while step != engine.tree.root:
         node = world.nodes[step]
         listed = node.users == 0 and node.children == 0
         if listed:
@@ -221,7 +221,7 @@ def match(world: World, engine: Any, pool: Any, request: int, pages: int) -> Any
 def pages_in_tree(world: World, engine: Any, pool: Any, request: int, pages: int) -> Any:
     """Return how many of the first pages of a request are there, without touching them."""
     source = _source(world, pool, request)
-    place, matched = engine.root, 0
+    place, matched = engine.tree.root, 0
     while matched < pages:
         place = _child(world, engine, place, _page(world, pool, source, matched))
         if place < 0:
@@ -239,7 +239,7 @@ def insert(world: World, engine: Any, pool: Any, request: int, pages: int) -> An
     which takes free ones. Return the node that they end with.
     """
     source = _source(world, pool, request)
-    place, matched = engine.root, 0
+    place, matched = engine.tree.root, 0
     while matched < pages:
         page = _page(world, pool, source, matched)
         child = _child(world, engine, place, page)
@@ -254,7 +254,7 @@ def insert(world: World, engine: Any, pool: Any, request: int, pages: int) -> An
     if matched == pages:
         return place
     parent = world.nodes[place]
-    if place != engine.root and parent.users == 0 and parent.children == 0:
+    if place != engine.tree.root and parent.users == 0 and parent.children == 0:
         _unlist(world, engine, place)
     parent.children += 1
     page = _page(world, pool, source, matched)
@@ -263,8 +263,8 @@ def insert(world: World, engine: Any, pool: Any, request: int, pages: int) -> An
     node.number, node.row, node.named = source
     node.page = page
     _adopt(world, engine, leaf)
-    engine.touches += 1
-    node.touched = node.born = engine.touches
+    engine.tree.touches += 1
+    node.touched = node.born = engine.tree.touches
     _list(world, engine, leaf)
     engine.evictable += pages - matched
     engine.free -= pages - matched
@@ -278,7 +278,7 @@ def insert(world: World, engine: Any, pool: Any, request: int, pages: int) -> An
 def use(world: World, engine: Any, place: Any, users: int) -> None:
     """Add (or, below 0, take away) users of a node and of all that leads to it."""
     step: Any = place
-    while step != engine.root:
+    while step != engine.tree.root:
         node = world.nodes[step]
         if node.users == 0:
             engine.evictable -= node.length
@@ -297,7 +297,7 @@ def unused_before(world: World, engine: Any, place: Any) -> Any:
     """Return the pages up to the end of a node that nobody uses."""
     pages = 0
     step: Any = place
-    while step != engine.root and world.nodes[step].users == 0:
+    while step != engine.tree.root and world.nodes[step].users == 0:
         pages += world.nodes[step].length
         step = np.int64(world.nodes[step].parent)
     return pages
@@ -306,8 +306,8 @@ def unused_before(world: World, engine: Any, place: Any) -> Any:
 @uncounted()
 def make_free(world: World, engine: Any, pool: Any, pages: int) -> None:
     """Give up leaves until so many pages are free, or none is left to give up."""
-    while engine.free < pages and engine.leaves.first >= 0:
-        place = engine.leaves.first
+    while engine.free < pages and engine.tree.leaves.first >= 0:
+        place = engine.tree.leaves.first
         node = world.nodes[place]
         _unlist(world, engine, place)
         _disown(world, engine, place)
@@ -316,10 +316,10 @@ def make_free(world: World, engine: Any, pool: Any, pages: int) -> None:
         above = np.int64(node.parent)
         parent = world.nodes[above]
         parent.children -= 1
-        if above != engine.root and parent.users == 0 and parent.children == 0:
+        if above != engine.tree.root and parent.users == 0 and parent.children == 0:
             _list(world, engine, above)
-        node.next_named = engine.free_node
-        engine.free_node = place
+        node.next_named = engine.tree.free_node
+        engine.tree.free_node = place
 
 
 @uncounted()
@@ -329,8 +329,8 @@ def _touch(world: World, engine: Any, place: int) -> None:
     listed = node.users == 0 and node.children == 0
     if listed:
         _unlist(world, engine, place)
-    engine.touches += 1
-    node.touched = engine.touches
+    engine.tree.touches += 1
+    node.touched = engine.tree.touches
     if listed:
         _list(world, engine, place)
 
@@ -339,17 +339,17 @@ def _touch(world: World, engine: Any, place: int) -> None:
 def _list(world: World, engine: Any, place: int) -> None:
     """Put a leaf that nobody uses among the others: most were touched after all or before all."""
     node = world.nodes[place]
-    newest = engine.leaves.last
+    newest = engine.tree.leaves.last
     if newest < 0 or world.nodes[newest].touched <= node.touched:
-        append_leaf(world.nodes, engine.leaves, place)
+        append_leaf(world.nodes, engine.tree.leaves, place)
         return
-    newer = engine.leaves.first
+    newer = engine.tree.leaves.first
     while world.nodes[newer].touched < node.touched:
         newer = np.int64(world.nodes[newer].newer)
-    insert_leaf(world.nodes, engine.leaves, place, newer)
+    insert_leaf(world.nodes, engine.tree.leaves, place, newer)
 
 
 @uncounted()
 def _unlist(world: World, engine: Any, place: int) -> None:
     """Take a leaf off that list."""
-    unlink_leaf(world.nodes, engine.leaves, place)
+    unlink_leaf(world.nodes, engine.tree.leaves, place)

@@ -27,34 +27,29 @@ ENDLESS = 9  # requests preempt each other, and nobody gets an output any more
 NO_ROWS, BATCH_ROWS, ALLOCATION_ROWS = 0, 1, 2
 """What is recorded beside the times of requests."""
 
-BY_LINES = -1
-"""In place of an engine's rule: lines, order and policy form batches, as in the paper."""
-
-SEAM, VLLM, SGLANG, TENSORRT = range(4)
-"""Rules by which an engine forms batches, of which other parts of the kernel know; `SEAM`: a policy
-chooses, KV memory decides who may be served.
-"""
+BY_POLICY = "form_by_policy"
+"""The rule by which a policy chooses, and KV memory decides who may be served."""
 
 APART = (
-    *("form_by_policy", "vllm", "sglang", "tensorrt"),  # by the numbers of rules
+    BY_POLICY,
     *("form_from_lines", "end_of_lines", "join_line", "cached"),
     *("choose", "report", "follow", "come_due", "push_delayed"),
     *("take", "occupy", "name_blocks", "found_in_cache", "give_back", "give_back_of_finished"),
     *("name_known", "verify", "keep_accepted", "note_allocations"),
     *("keep_at_end", "keep_ahead", "leave", "give_up", "pages_found"),
-    *("happen", "hold", "come", "land", "receive"),
+    *("happen", "strand", "come", "land", "receive"),
 )
-"""Functions that a system may lack (`penstock.kernel.apart`), in the order of `World.apart`: rules,
-lines, several replicas, workflows, a prefix cache, drafts, records of who got what, a cache that is
-a tree, outages, transfers.
+"""Functions that a system may lack (`penstock.kernel.apart`), in the order of `World.apart`: that
+rule, lines, several replicas, workflows, a prefix
+cache, drafts, records of who got what, a cache that is a tree, outages, transfers.
 """
 
 FUNCTIONS = [*APART]
-"""All of them by their numbers: rules of more engines follow."""
+"""All of them by their numbers: rules of engines follow."""
 
 
 def number_of(rule: str) -> int:
-    """Return the number of a rule: a function of that name in `penstock.kernel.engines`."""
+    """Return the number of a rule: of `APART`, or a function of `penstock.kernel.engines`."""
     if rule not in FUNCTIONS:
         FUNCTIONS.append(rule)
     return FUNCTIONS.index(rule)
@@ -87,12 +82,15 @@ NONE_YET, IN_STEP = -1, -2
 """In place of the tick of a request's last token: it had none; that of all who decode in step."""
 
 
-def record(*parts: tuple[Any, str], **fields: str) -> np.dtype[np.void]:
+def record(*parts: tuple[Any, str], of_rule: int = 0, **fields: str) -> np.dtype[np.void]:
     """Return a record of such fields; each string names several of a type, which for parts are
-    records themselves.
+    records themselves. ``of_rule``: words of a last field of that name.
     """
     kinds = (*fields.items(), *parts)
-    return np.dtype([(name, kind) for kind, names in kinds for name in names.split()], align=True)
+    named: list[Any] = [(name, kind) for kind, names in kinds for name in names.split()]
+    if of_rule:
+        named.append(("of_rule", "i8", (of_rule,)))
+    return np.dtype(named, align=True)
 
 
 def table(kind: np.dtype[np.void], count: int) -> Any:
@@ -100,10 +98,17 @@ def table(kind: np.dtype[np.void], count: int) -> Any:
     Python; lists are empty.
     """
     rows = np.zeros(count, kind).view(np.recarray)
-    for part in (rows, *(rows[name] for name in rows.dtype.names)):
-        if part.dtype.names and part.dtype.names[:2] == ENDS.names:
-            part.first = part.last = -1
+    _empty_lists(rows)
     return rows
+
+
+def _empty_lists(rows: Any) -> None:
+    names = rows.dtype.names
+    if set(ENDS.names) <= set(names):
+        rows.first = rows.last = -1
+    for name in names:
+        if rows.dtype[name].names:
+            _empty_lists(rows[name])
 
 
 def joined(*tables: Any) -> Any:
@@ -117,11 +122,11 @@ def joined(*tables: Any) -> Any:
 ENDS = record(i8="first last")
 """The ends of a list (`penstock.kernel.lists`), -1 where it is empty."""
 
-LINKED = record(i8="first last count epoch due context")
+LINKED = record(i8="count epoch due context first last")
 """Requests that decode in the order of a list, its first ones in each batch (`due_epochs`).
 
-Its ends, and how many there are; decode batches so far, and the epoch at which the next one
-finishes if every batch serves all; tokens before the next decodes of all, less count * epoch.
+How many there are; decode batches so far, and the epoch at which the next one finishes if every
+batch serves all; tokens before the next decodes of all, less count * epoch; the ends of the list.
 """
 
 CLOCK = record(
@@ -131,7 +136,7 @@ CLOCK = record(
     clients pause next_sent
     next_job waiting_room ready ready_done touched formed failed
     future finished requests_before next_report bad_router
-    next_outage outages_done held
+    next_outage outages_done stranded
     prefilled prefilled_most
     free_slot used_slots engine_slots
     series_rows series_step
@@ -153,29 +158,31 @@ included. ``requests_before``: those dropped before the first row. ``next_report
 router learns next how its replicas are; ``bad_router``: 1 + a replica of the pool whose router
 failed. ``next_outage``:
 tick at which a replica dies or comes back next; ``outages_done``: rows of `World.outages` that have
-happened; ``held``: requests that wait
+happened; ``stranded``: requests that wait
 until a replica of their pool is back. The others count what is used of arrays, and `gaps`.
 """
 
-SETTINGS = """
-    admission long_prefill_threshold long_prefill_adaptive prefill_interval reserve_prompt drafts
-    lookahead draft_slots reads_ahead
-    mixed max_prefill_tokens clip_new_tokens retract_steps ignore_eos queue_order
-    priority_preemption priority_scheduling_preemption_threshold retracts_by_rank
+WORDS_OF_RULE = 32
+"""Room for what a rule keeps of an engine, and for the settings that it is told."""
+
+CAME_WITH_ARRIVAL, CAME_BY_NUMBER, CAME_BY_TOKENS = range(3)
+"""What `AGAIN.came` says of those that wait at an engine: the tick of their arrival; their number
+among those that have come to the queue; how many tokens had been processed when they did. In the
+latter two a preempted request comes anew.
 """
-"""Fields of `POOL` that hold what an engine has under these names."""
 
 POOL = record(
-    i8=f"""
+    i8="""
     first_server replicas up router turn affinity retention
     routes routes_params routes_params_end looks_up looks_at_memory report reported
     budget batch_size running_scope convention policy params params_end sees
     duration composed
-    lines repeats order order_params order_params_end first_stage
-    rule block_size watermark by_priority grows chunked caching ahead longest
-    names_ahead names_outputs patience radix hash_block plans_late cell_columns
-    {SETTINGS}
-    """
+    by_lines lines repeats order order_params order_params_end first_stage
+    rule block_size watermark admission by_priority came_as waits_among_running
+    grows reserves_last chunked caching radix ahead longest drafts
+    names_ahead names_outputs patience hash_block plans_late cell_columns
+    """,
+    of_rule=WORDS_OF_RULE,
 )
 """One per pool.
 
@@ -185,25 +192,26 @@ and its ``turn``; ``routes``: its address, where it is a function, and where its
 and end; ``looks_up``, ``looks_at_memory``: whether it looks for prompts in caches, and at the
 memory in use; ``report``: ticks between two times that it learns how replicas are (0: it always
 knows), and when it last did; ``retention``: ticks for which a replica keeps what a later request
-can reuse. Limits, scope and convention (0: the paper's); ``policy``: its address, and where its
-parameters begin and end. ``duration``: where its batch times begin in the table; ``composed``:
-whether they depend on more than the token load.
+can reuse. Limits, scope and convention (0: the paper's); ``policy``: its address (0: none is
+asked), and where its parameters begin and end. ``duration``: where its batch times begin in the
+table; ``composed``: whether they depend on more than the token load.
 
+``by_lines``: whether lines, order and policy form batches, as in the paper, in place of an engine.
 Of lines: ``repeats``, whether equal batches may be one step; ``order``: its address, 0: a single
 line; ``first_stage``: where its stages begin in ``listed``.
 
-Of engines: ``rule`` (`BY_LINES` for none), tokens of a block, blocks that an admission leaves free,
-what must be free before it (`INPUT` ...), whether the queue goes by priority, whether requests take
-blocks as they decode, whether prompts may be cut, whether prefixes are reused, whether a batch is
-composed when the one before it starts; and `SETTINGS` of single engines. ``draft_slots``: tokens of
-the budget that each request served takes for drafting; ``reads_ahead``: tokens behind a chunk of a
-prompt that the drafter reads, of which it never leaves fewer alone; ``names_ahead``: tokens after a
-block that its name stands for, too; ``names_outputs``: whether recorded ids go on where prompts
-end; ``patience``: batches without an output before preemptions are said to go on for ever.
-``plans_late``: whether it may as well be
+Of engines: the number of the ``rule`` that forms batches; tokens of a block, blocks that an
+admission leaves free, what must be free before it (`INPUT` ...), whether the queue goes by
+priority, what says when a request came to it (`CAME_WITH_ARRIVAL` ...), whether requests wait among
+those that run, too; whether requests take blocks as they decode, or need one for a last output that
+is never computed, whether prompts may be cut, whether prefixes are reused, in blocks by name or in
+a tree, whether a batch is composed when the one before it starts, the longest context, drafts that
+a decode verifies. ``names_ahead``: tokens after a block that its name stands for, too;
+``names_outputs``: whether recorded ids go on where prompts end; ``patience``: batches without an
+output before preemptions are said to go on for ever. ``plans_late``: whether it may as well be
 composed at the end of a run of decodes (`LATER`); then an arrival cuts the run whatever
-``arrival_ends`` says.
-``cell_columns``: of `World.cells`.
+``arrival_ends`` says. ``cell_columns``: of `World.cells`. ``of_rule``: settings of a single engine,
+as its rule names them (`part_of_rule`).
 """
 
 REPLICA = record(
@@ -249,63 +257,96 @@ the batch being formed; requests in decode; tokens of the line in the batch in p
 policies see of the past.
 """
 
+BATCH = record(
+    (ENDS, "served"),
+    i8="""
+    prompts decodes is_marked serves_all wasted wasted_on verified rejected preempted
+    steady arrival_ends
+    """,
+)
+"""The batch that an engine forms, or has in progress.
+
+``served``: slots in prefill, and how many they are; decodes, which are the first of the running
+list unless ``is_marked``: then those are whose `SLOT.taken` says so; whether they are all that
+decode; decodes given for nothing to those who end unforeseen, and the first of these who have left
+since; drafts, and tokens that they make useless; how many gave up memory for it. ``steady``:
+whether the next batch is the same while nobody comes or goes; ``arrival_ends``: whether somebody
+who comes ends a run of equal ones.
+"""
+
+AHEAD = record(
+    (ENDS, "leaving"),
+    i8="next_batch joins_until flight_end step_before all_fly some_fly unforeseen",
+)
+"""What an engine knows of the batch in progress when the one after it is composed.
+
+``leaving``: slots of those whose last token is in flight. The next batch is `COMPOSED` ...; of
+`LATER`: who comes up to this tick is in it (`NEVER`: nobody has come). The tick at which the tokens
+in flight are out (`NONE_YET`: none are), and at which those who decode had the ones before. Whether
+all who decode have a token in flight, and whether `SLOT.flight` says of some that they have; how
+many have their last token in flight though they may have more.
+"""
+
+CACHE = record(
+    (ENDS, "unused"),
+    i8="blocks nameless first free_record first_bucket buckets",
+)
+"""KV memory of an engine in which blocks are told apart (`blocks`).
+
+``unused``: blocks with names. Blocks in all; those without a name, which are taken first; where its
+records begin in `World.blocks`, and the first that stands for nothing; its `World.buckets`.
+"""
+
+TREE = record((ENDS, "leaves joined"), i8="root nodes free_node touches")
+"""A cache that is a tree (`radix`).
+
+``leaves`` that may be given up; slots of those whose prefill is complete when the batch in progress
+ends (``joined``). The root, nodes in use so far, the first that is free again, touches so far.
+"""
+
+TRANSFERS = record((ENDS, "coming landed"), i8="incoming lending")
+"""KV memory on its way (`transfers`).
+
+Requests that wait for room for it (``coming``), and those who have it and wait for a place; these,
+and those on whose way it is, together; transfers from here, for which it keeps blocks.
+"""
+
 ENGINE = record(
-    (ENDS, "slots queue prompts leaving joined coming landed unused leaves"),
+    (ENDS, "slots queue"),
+    (BATCH, "batch"),
+    (AHEAD, "ahead"),
+    (CACHE, "cache"),
+    (TREE, "tree"),
+    (TRANSFERS, "transfers"),
     i8="""
     server pool line index
     running prefilling decoding waiting
-    free nameless free_record first_block blocks first_bucket buckets
-    epoch last_step own context_base
+    epoch last_step out_of_step context_base
     waiting_tokens decode_tokens arrived arrived_tokens finished finished_decodes
-    served served_decodes preempted
-    marked everyone steady arrival_ends
-    verified rejected
+    free evictable usable settled
+    age repeats changed was_idle barren
     preemptions lost reused rejections
-    usable settled lending incoming
-    has_prompts since_prompts overfull passed
-    barren all_fly some_fly
-    plan joins flight_end step_before unforeseen wasted wasted_on
-    is_full comings looks
-    processed last_prefill began_with left
-    root nodes free_node evictable touches
     """,
-    f8="ratio",
+    of_rule=WORDS_OF_RULE,
 )
 """One per replica that is an engine.
 
-Which replica, of which pool; its rows of ``heads`` and of ``growth``. Lists: ``slots``, those that
-run; ``queue``, those that wait, or with priorities the root of a heap; ``prompts``, slots in
-prefill that the batch serves which is being formed or in progress; ``leaving``, those whose last
-token is in flight, and ``joined``, those whose prefill is complete when it ends; ``coming``,
-requests that wait for room for KV memory from elsewhere, and ``landed``, those who have it and wait
-for a place; ``unused``, blocks with names; ``leaves`` of SGLang's cache that may be given up.
+Which replica, of which pool; its rows of ``heads`` and of ``growth``. ``slots``: the running list;
+``queue``: those that wait, or with priorities the root of a heap (`waiting`); how many run, of
+these in each phase, and wait. ``epoch``: decode batches; ``last_step``: tick at which those who
+decode had their last token, all but those ``out_of_step``, which know theirs; ``context_base``:
+tokens before the next decodes of all, less decoding * epoch. What policies see.
 
-KV blocks: free ones, those of
-them without a name, which are taken first, the first record that stands for nothing, and where its
-own begin in `World.blocks` and `World.buckets`. ``epoch``: decode batches; ``last_step``:
-tick at which those who decode had their last token, all but ``own``, which know theirs;
-``context_base``: tokens before the next decodes of all, less decoding * epoch. What policies see.
-The batch being formed or in progress: prompts that it serves, decodes, who was preempted
-for it; whether the decodes that it serves are marked, are all, whether the next batch
-is the same while nobody comes or goes, and whether an arrival ends a run of equal ones; drafts, and
-tokens that they make useless. Preemptions, tokens that they
-lost, tokens found computed, tokens that drafts made useless. Blocks that it can use (0: no limit),
-and those that the decodes of the run in progress have taken already; transfers from here, for
-which it keeps blocks; requests whose KV memory is on
-its way here or waits for room. vLLM: whether the batch has prompts,
-which one after the last with some is next, whether that one left requests waiting, how many of
-those that wait others have passed. ``barren``: batches since the last output that preempted
-somebody. Composed ahead: whether all who decode have a token in flight, and whether
-`SLOT.flight` says of some that they have;
-``plan`` (`COMPOSED` ...); ``joins``, of `LATER`: who comes up to this tick is in the batch after
-the run (`NEVER`: nobody has come); the tick at which the tokens in flight are out (`NONE_YET`: none
-are) and at which those who decode had the ones before; requests whose last token is in flight
-though they may have more, decodes that such ones are given for nothing, and the first of those who
-have left since. SGLang: whether admission has paused, how many have come to the queue, how often it
-was looked at; tokens processed, by which requests age; those of the last batch, if it had prompts,
-of the batch that the running one was at first, and how many the last batch left in that; the new
-token ratio. Its cache: the root, nodes in use so far, the first that is free
-again; the pages that nobody uses; touches so far.
+KV blocks: free ones, those that a tree would give up, those that it can use (0: no limit), and
+those that the decodes of the run in progress have taken already.
+
+For the rule: ``age``, the number of those who have come to the queue, or tokens that it says are
+processed (`POOL.came_as`); since it was asked last: batches that were like the one it formed
+(``repeats``), whether somebody left or came to decode (``changed``), whether nobody was there
+(``was_idle``). ``barren``: batches since the last output that preempted somebody.
+
+Preemptions, tokens that they lost, tokens found computed, tokens that drafts made useless.
+``of_rule``: what the rule keeps, as it names that (`part_of_rule`).
 """
 
 STAGE = record(i8="pool line prefill_weight decode_weight in_prefill in_decode")
@@ -348,7 +389,7 @@ ticks on the links, and more until all is there; from which request, as an offse
 0 for none; and the blocks taken for them at either end.
 """
 
-TRY = record(i8="came", i4="left decodes times held")
+TRY = record(i8="came", i4="left decodes times is_stranded")
 """One per request where replicas die.
 
 When it came to its pool first (-1: it has not been sent again), what it asked for, how often it was
@@ -367,7 +408,7 @@ SLOT = record(
     i8="due last before request",
     i4="""
     previous next chain left target total outputs held taken served_next
-    drafted stay rejected flight grown
+    drafted brings rejected flight grown
     shared named end_node joined next_joined
     """,
 )
@@ -377,41 +418,16 @@ The epoch at which it is due; the list and the bucket that it is in. At engines 
 last token, and of the last that came apart from all others'; prefill tokens left (0: it decodes;
 `IN_FLIGHT`) and in all; tokens that it has processed when it finishes; outputs to come when its
 prefill began; blocks, while it does not grow by decodes; tokens in the batch being formed; the next
-one in prefill that is served. With drafts: how many are in that batch; its tokens that stay; those
-of the batch in progress that do not, and those that do, where the next one is composed before that
-is known (without drafts 0 or 1, where `ENGINE.some_fly` says so); blocks.
-With a prefix cache, the blocks held that have names. With SGLang's, the pages held that the tree
-has, the node that they end with, and whether, and before whom, its prefill is complete when the
-batch in progress ends.
+one in prefill that is served. With drafts: how many are in that batch; the tokens that it brings;
+those of the batch in progress that it does not, and does, where the next one is composed before
+that is known (without drafts 0 or 1, where `AHEAD.some_fly` says so); blocks. With a prefix cache,
+the blocks held that have names. With SGLang's, the pages held that the tree has, the node that they
+end with, and whether, and before whom, its prefill is complete when the batch in progress ends.
 """
 
-BUDGET = record(
-    (ENDS, "victims"),
-    i8="chunk prompts pending room lives pages found found_end is_cut",
-    f8="foreseen",
-)
-"""What a batch of prompts that is being formed may still take (SGLang): tokens of the batch, tokens
-of prompts; tokens of memory that are spoken for now, and those that there are; rows of
-`World.lives`; free pages at first; pages that a cache has of the first that waits, and the node
-that they end with; those who gave up their places; whether one stays in mid-prefill; tokens of
-memory that are spoken for, outputs to come included.
-"""
-
-(
-    BY_ARRIVAL,
-    BY_RANK,
-    LONGEST_MATCH,
-    DFS_WEIGHT,
-    RESPONSE_RATIO,
-    SHORTEST_PREFILL,
-) = range(6)
-"""How SGLang sorts its queue beside a cache of prefixes."""
-
-RANK_BITS = 32
-RANK = 2**RANK_BITS
-"""A step of priority in the rank of a request that waits at SGLang; below it counts what it has
-declared."""
-SORTED_QUEUE = 128  # requests that SGLang sorts; a longer queue is first come, first served
+SORTED_QUEUE = 128
+"""Requests of a waiting queue that are sorted, or looked up in a tree; `World.lives` has room for
+them."""
 
 NODE = record(
     i8="number page touched born",
@@ -439,7 +455,7 @@ World = namedtuple(
     """
     apart clock pools servers planned engines lines stages onward means listed
     duration linear per params serving health outages idle_engines idle_lines tries
-    slots heads bits growth budget lives nodes blocks buckets table hits ids bounds ends
+    slots heads bits growth lives nodes blocks buckets table hits ids bounds ends
     job_arrival job_root job_tokens rows again sent delay coin context reuse home cached ready
     first_token finish heap ready_now touched seen asked lookout weights gaps full cells stalls
     mixes series batch_rows allocation_rows
@@ -459,10 +475,10 @@ costs; ``per`` (pools, 6): what is added (`composition`); ``params``: of policie
 ``ends``: tournament tree over the replicas, when the batch in progress ends.
 
 Of requests that decode: ``slots``; ``heads``, ``bits``: a row per line; ``growth`` (engines, block
-size): how many by the epochs, modulo the block size, at which they need a block. ``lives``, beside
-``budget``: of those who are to run together, in order of that, outputs left and tokens held.
-``nodes``: of caches that are trees (`radix`); ``blocks``, ``buckets``, ``table``, ``hits``,
-``ids``, ``bounds``: of the others (`blocks`), ``hits`` those just found for a prompt.
+size): how many by the epochs, modulo the block size, at which they need a block. ``lives``: of
+those who are to run together, in order of that, outputs left and tokens held. ``nodes``: of caches
+that are trees (`radix`); ``blocks``, ``buckets``, ``table``, ``hits``, ``ids``, ``bounds``: of the
+others (`blocks`), ``hits`` those just found for a prompt.
 
 Per job ``job_arrival`` (tick), ``job_root`` (first request), ``job_tokens`` (forward tokens). Per
 request ``rows`` to ``home``, as in `penstock.workload.jobs` (``home``: offset of the first request
@@ -503,7 +519,6 @@ _TYPES: dict[str, Any] = {
     "heads": _TABLE,
     "bits": types.uint64[:, ::1],
     "growth": _TABLE,
-    "budget": from_dtype(BUDGET)[::1],
     "lives": _TABLE,
     "nodes": from_dtype(NODE)[::1],
     "blocks": from_dtype(BLOCK)[::1],

@@ -16,7 +16,7 @@ from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.engine_ends import grown, settle
 from penstock.kernel.engines.sglang_cache import pages_found
 from penstock.kernel.in_progress import begun_again
-from penstock.kernel.records import BY_LINES, TENSORRT, World
+from penstock.kernel.records import World
 from penstock.kernel.signatures import (
     ASKED_COIN,
     ASKED_HOME,
@@ -49,8 +49,8 @@ def _tokens(replica: Any, tick: int) -> Any:
 
 @uncounted()
 def _not_begun(world: World, engine: Any) -> Any:
-    """Return how many requests of TensorRT-LLM's running list have got no token yet, and the blocks
-    that are kept for them: to a router they wait.
+    """Return how many requests of a running list have got no token yet, and the blocks that are
+    kept for them: to a router they wait.
     """
     requests = blocks = 0
     place = engine.slots.first
@@ -66,15 +66,15 @@ def _not_begun(world: World, engine: Any) -> Any:
 @uncounted(inline=True)
 def _memory_in_use(world: World, replica: Any, pool: Any, tick: int) -> Any:
     """Return the share of the KV memory in use before a tick; what a cache would give up is not."""
-    if pool.rule == BY_LINES:
+    if pool.by_lines != 0:
         return 0.0
     engine = world.engines[replica.engine]
     if engine.usable == 0:
         return 0.0
     free = engine.free + engine.evictable
-    if pool.rule == TENSORRT:
-        _, kept = _not_begun(world, engine)
-        free += kept
+    if pool.waits_among_running != 0:
+        _, blocks = _not_begun(world, engine)
+        free += blocks
     if replica.equal > 1:
         free -= grown(world, engine, pool, begun_again(replica, tick) + 1) - engine.settled
     return (engine.usable - free) / engine.usable
@@ -88,9 +88,9 @@ def look(world: World, server: int, tick: int) -> None:
     seen = world.seen[server]
     seen[SEEN_REQUESTS] = replica.count
     seen[SEEN_WAITING] = replica.count
-    if pool.rule != BY_LINES:
+    if pool.by_lines == 0:
         seen[SEEN_WAITING] = world.engines[replica.engine].waiting
-    if pool.rule == TENSORRT:
+    if pool.waits_among_running != 0:
         not_begun, _ = _not_begun(world, world.engines[replica.engine])
         seen[SEEN_WAITING] += not_begun
     seen[SEEN_TOKENS] = _tokens(replica, tick)
@@ -174,17 +174,17 @@ def _of_two(world: World, coin: int, pool: Any) -> Any:
 def _look_up(world: World, request: int, pool: Any) -> None:
     """Let a router see what each replica has computed of a prompt."""
     first, end = pool.first_server, pool.first_server + pool.replicas
-    if pool.rule != BY_LINES and _others_may_have(world, request):
-        for each in range(first, end):
-            world.seen[each, SEEN_CACHED] = _cached_at(world, request, each)
+    if pool.by_lines == 0 and _others_may_have(world, request):
+        for server in range(first, end):
+            world.seen[server, SEEN_CACHED] = _cached_at(world, request, server)
         return
     world.seen[first:end, SEEN_CACHED] = 0
     earlier: Any = request
     while world.reuse[earlier] > 0:
         earlier += world.context[earlier]
-        server: Any = np.int64(world.rows[earlier].server)
-        if first <= server < end and world.seen[server, SEEN_CACHED] == 0:
-            world.seen[server, SEEN_CACHED] = _cached_at(world, request, server)
+        place: Any = np.int64(world.rows[earlier].server)
+        if first <= place < end and world.seen[place, SEEN_CACHED] == 0:
+            world.seen[place, SEEN_CACHED] = _cached_at(world, request, place)
 
 
 @uncounted()
@@ -295,7 +295,7 @@ def _cached_at(world: World, request: int, server: int) -> Any:
     """Return how many prompt tokens of a request a replica has computed before."""
     replica = world.servers[server]
     pool = world.pools[replica.pool]
-    if pool.rule == BY_LINES:
+    if pool.by_lines != 0:
         return cached(world, request, server, pool.retention)
     engine = world.engines[replica.engine]
     if pool.radix != 0:

@@ -50,7 +50,7 @@ def ends_unforeseen(world: World, slot: Any) -> Any:
     come, or stops before the outputs that it declared: nobody knows before it has.
     """
     request = slot.request
-    return slot.stay > 1 or world.again[request].declared > world.rows[request].decodes + 1
+    return slot.brings > 1 or world.again[request].declared > world.rows[request].decodes + 1
 
 
 @uncounted(inline=True)
@@ -128,7 +128,7 @@ def admit(world: World, engine: Any, pool: Any, request: int, blocks: int, hits:
     slot.last = again.last
     slot.before = NONE_YET
     slot.shared = slot.named = slot.joined = 0
-    slot.taken = slot.drafted = slot.stay = slot.rejected = slot.flight = 0
+    slot.taken = slot.drafted = slot.brings = slot.rejected = slot.flight = 0
     append(world.slots, engine.slots, place)
     engine.running += 1
     engine.prefilling += 1
@@ -150,7 +150,7 @@ def admit(world: World, engine: Any, pool: Any, request: int, blocks: int, hits:
 def waste_a_decode(engine: Any, slot: Any) -> None:
     """Serve a request that is done when the batch in progress ends, which nobody knows yet."""
     slot.taken = 1
-    engine.wasted += 1
+    engine.batch.wasted += 1
 
 
 @uncounted(inline=True)
@@ -165,8 +165,8 @@ def serve_prefill(world: World, engine: Any, place: int, tokens: int) -> None:
     """Put so many prompt tokens into the batch."""
     world.slots[place].taken = tokens
     engine.waiting_tokens -= tokens
-    append_served(world.slots, engine.prompts, place)
-    engine.served += 1
+    append_served(world.slots, engine.batch.served, place)
+    engine.batch.prompts += 1
 
 
 @uncounted()
@@ -182,7 +182,7 @@ def flight_of(engine: Any, pool: Any, slot: Any) -> Any:
     """Return how many outputs the batch in progress brings a decoding request, where the next one
     is composed before that is known.
     """
-    if engine.all_fly != 0 and pool.drafts == 0:
+    if engine.ahead.all_fly != 0 and pool.drafts == 0:
         return 1
     return np.int64(slot.flight)
 
@@ -230,4 +230,4 @@ def end_decode(world: World, engine: Any, pool: Any, slot: Any) -> None:
     if slot.last == IN_STEP:
         slot.last = engine.last_step
     else:
-        engine.own -= 1
+        engine.out_of_step -= 1

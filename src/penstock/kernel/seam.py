@@ -30,7 +30,7 @@ from penstock.kernel.running import (
     peak_of,
     serve_prefill,
 )
-from penstock.kernel.signatures import SEES_BATCH, Limits, Queue
+from penstock.kernel.signatures import SEES_BATCH, SEES_DECODES, Limits, Queue
 from penstock.kernel.waiting import pop_waiting, wait_first
 
 
@@ -39,11 +39,11 @@ def form_by_policy(world: World, engine: Any, pool: Any) -> Any:
     """Let the policy choose a batch, and put it together; return what failed, or 0."""
     prompts, tokens, arrival_seen = _see(world, engine, pool)
     decoding = engine.decoding
-    engine.steady = prompts == 0 or pool.grows == 0 or engine.free > PLENTY // 2
-    engine.arrival_ends = arrival_seen or pool.by_priority != 0 or pool.sees != SEES_BATCH
+    engine.batch.steady = _is_steady(engine, pool, prompts)
+    engine.batch.arrival_ends = arrival_seen or pool.by_priority != 0 or pool.sees != SEES_BATCH
     if prompts == 0 and decoding == 0:
         # Where all made room, the caller begins anew with them.
-        goes_on = engine.preempted + engine.incoming + engine.lending > 0
+        goes_on = engine.batch.preempted + engine.transfers.incoming + engine.transfers.lending > 0
         return 0 if goes_on else STUCK
     queue = Queue(
         prompts,
@@ -65,14 +65,24 @@ def form_by_policy(world: World, engine: Any, pool: Any) -> Any:
     if failed != 0:
         return failed
     prefill = _fill(world, engine, pool, choice.prefill, choice.prompts)
-    engine.served_decodes = decodes_beside(choice, limits, prefill, engine.served)
-    if engine.served_decodes == decoding:
+    engine.batch.decodes = decodes_beside(choice, limits, prefill, engine.batch.prompts)
+    if engine.batch.decodes == decoding:
         take_blocks(world, engine, pool, growth_of(world, engine, pool))
-    elif engine.served_decodes > 0:
+    elif engine.batch.decodes > 0:
         _grow_first(world, engine, pool)
     if pool.names_outputs != 0:
         _name_outputs(world, engine, pool)
     return 0
+
+
+@uncounted(inline=True)
+def _is_steady(engine: Any, pool: Any, prompts: int) -> Any:
+    """Return whether the policy is asked the same again while nobody comes or goes."""
+    if pool.sees == SEES_DECODES:
+        return False
+    if pool.caching != 0 and engine.waiting > 0:
+        return False  # it sees what is cached of a prompt, which a decode may take
+    return prompts == 0 or pool.grows == 0 or engine.free > PLENTY // 2
 
 
 @uncounted()
@@ -80,7 +90,7 @@ def _name_outputs(world: World, engine: Any, pool: Any) -> None:
     """Name the blocks that the decodes of the batch fill."""
     served = 0
     place = engine.slots.first
-    while served < engine.served_decodes:
+    while served < engine.batch.decodes:
         if world.slots[place].left == 0:
             served += 1
             name_output(world, engine, pool, place)
@@ -92,7 +102,7 @@ def _grow_first(world: World, engine: Any, pool: Any) -> None:
     """Take the blocks that the first decoding requests of the list need."""
     served = blocks = 0
     place = engine.slots.first
-    while served < engine.served_decodes:
+    while served < engine.batch.decodes:
         slot = world.slots[place]
         if slot.left == 0:
             served += 1
@@ -121,12 +131,12 @@ def _see(world: World, engine: Any, pool: Any) -> Any:
     Prompts, their tokens, and whether the next arrival could be served too.
     """
     while growth_of(world, engine, pool) > engine.free:
-        make_room(world, engine, pool, victim_of(world, engine, pool))
+        make_room(world, engine, pool, victim_of(world, engine, pool, False))
     prompts, tokens, free = _begun(world, engine, pool)
     if prompts == 0 and engine.decoding == 0 and engine.running > 0:
         # The only one, in mid-prefill: what it lacks is kept for a transfer.
         make_room(world, engine, pool, engine.slots.last)
-    if engine.preempted > 0:
+    if engine.batch.preempted > 0:
         return prompts, tokens, False
     limit = pool.batch_size - (engine.running if pool.running_scope != 0 else prompts)
     ample = pool.caching == 0 and engine.free > PLENTY // 2

@@ -19,7 +19,7 @@ from penstock.kernel.engine_ends import settle
 from penstock.kernel.engines.sglang_cache import give_up
 from penstock.kernel.in_progress import cut, touch
 from penstock.kernel.lists import append_row
-from penstock.kernel.records import BY_LINES, World
+from penstock.kernel.records import World
 from penstock.kernel.releases import push_delayed
 from penstock.kernel.running import admit, begin_decode, change_phase
 
@@ -30,17 +30,17 @@ def come(world: World, engine: Any, pool: Any, request: int) -> None:
     clock, sent = world.clock[0], world.sent[request]
     source = world.servers[world.rows[request + sent.sender].server]
     kind = world.pools[source.pool]
-    if kind.rule != BY_LINES and world.engines[source.engine].usable > 0:
+    if kind.by_lines == 0 and world.engines[source.engine].usable > 0:
         sender = world.engines[source.engine]
         held = min(blocks_of(sent.tokens, kind.block_size), sender.free + sender.evictable)
         sender.free -= held
         sent.lent = held
-        sender.lending += held > 0
+        sender.transfers.lending += held > 0
     world.again[request].came = clock.now
     settle(world, world.servers[engine.server], engine, pool)
-    engine.incoming += 1
+    engine.transfers.incoming += 1
     engine.arrived += 1
-    append_row(world.rows, engine.coming, request)
+    append_row(world.rows, engine.transfers.coming, request)
     start_transfers(world, engine, pool)
 
 
@@ -48,8 +48,8 @@ def come(world: World, engine: Any, pool: Any, request: int) -> None:
 def start_transfers(world: World, engine: Any, pool: Any) -> None:
     """Begin the transfers for which there are blocks."""
     clock, here = world.clock[0], world.servers[engine.server]
-    while engine.coming.first >= 0:
-        request = engine.coming.first
+    while engine.transfers.coming.first >= 0:
+        request = engine.transfers.coming.first
         row, sent = world.rows[request], world.sent[request]
         tokens = np.int64(sent.tokens)
         if pool.grows == 0:  # what it will ever hold
@@ -58,7 +58,7 @@ def start_transfers(world: World, engine: Any, pool: Any) -> None:
         spare = pool.watermark if engine.running > 0 else 0
         if blocks + spare > engine.free + engine.evictable:
             return
-        engine.coming.first = row.next
+        engine.transfers.coming.first = row.next
         if pool.radix != 0:
             give_up(world, engine, pool, blocks)
         engine.free -= blocks
@@ -74,13 +74,13 @@ def land(world: World, request: int) -> None:
     """Note that all KV memory of a request is there."""
     sent, row = world.sent[request], world.rows[request]
     engine = world.engines[world.servers[row.server].engine]
-    append_row(world.rows, engine.landed, request)
+    append_row(world.rows, engine.transfers.landed, request)
     _look_again(world, row.server)
     source = np.int64(world.rows[request + sent.sender].server)
     if sent.lent > 0:
         sender = world.engines[world.servers[source].engine]
         sender.free += sent.lent
-        sender.lending -= 1
+        sender.transfers.lending -= 1
         _look_again(world, source)
 
 
@@ -96,20 +96,20 @@ def _look_again(world: World, server: int) -> None:
 @apart(types.void(A_WORLD, AN_ENGINE, A_POOL))
 def receive(world: World, engine: Any, pool: Any) -> None:
     """Let those run whose KV memory is there, while there are places, and begin more transfers."""
-    while engine.landed.first >= 0:
+    while engine.transfers.landed.first >= 0:
         if pool.running_scope != 0 and engine.running >= pool.batch_size:
             break
-        request = engine.landed.first
-        engine.landed.first = world.rows[request].next
-        engine.incoming -= 1
+        request = engine.transfers.landed.first
+        engine.transfers.landed.first = world.rows[request].next
+        engine.transfers.incoming -= 1
         blocks = np.int64(world.sent[request].lent_here)
         engine.free += blocks
         place = admit(world, engine, pool, request, blocks, 0)
         slot = world.slots[place]
-        slot.end_node = engine.root
+        slot.end_node = engine.tree.root
         engine.prefilling -= 1
-        engine.own += 1
-        engine.is_full = 0
+        engine.out_of_step += 1
+        engine.changed = 1
         change_phase(world, engine, request, -1)  # it came in decode
         begin_decode(world, engine, pool, place, np.int64(world.rows[request].decodes))
     start_transfers(world, engine, pool)

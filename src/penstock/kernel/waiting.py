@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.lists import append_row
-from penstock.kernel.records import RESPONSE_RATIO, SGLANG, World
+from penstock.kernel.records import CAME_BY_NUMBER, CAME_WITH_ARRIVAL, World
 
 
 @uncounted(inline=True)
@@ -44,10 +44,10 @@ def _merged(world: World, one: int, other: int) -> Any:
 def wait_last(world: World, engine: Any, pool: Any, request: int) -> None:
     """Put a request at the end of the queue, or where its priority puts it."""
     engine.waiting += 1
-    if pool.rule == SGLANG:  # a retracted one comes anew
-        engine.comings += 1
-        by_ratio = pool.queue_order == RESPONSE_RATIO
-        world.again[request].came = engine.processed if by_ratio else engine.comings
+    if pool.came_as != CAME_WITH_ARRIVAL:
+        if pool.came_as == CAME_BY_NUMBER:
+            engine.age += 1
+        world.again[request].came = engine.age
     elif pool.by_priority != 0:
         world.again[request].came = world.ready[request]
     if pool.by_priority != 0:
@@ -72,7 +72,7 @@ def wait_first(world: World, engine: Any, pool: Any, request: int) -> None:
 
 @uncounted(inline=True)
 def pop_waiting(world: World, engine: Any, pool: Any) -> Any:
-    """Take the request that is served next, `ENGINE.head`, out of the queue."""
+    """Take the request that is served next, the first of `ENGINE.queue`, out of the queue."""
     request = engine.queue.first
     engine.waiting -= 1
     if pool.by_priority != 0:

@@ -459,11 +459,15 @@ class EventSession(Session):
     def _forget(self, count: int) -> None:
         """Forget the first requests, which are done: others are known by their rows."""
         world = self.world
+        transfers = world.engines.transfers
         for table, fields in (
             (world.rows, ("next",)),
             (world.again, ("less", "more")),
             *((world.lines[queue], ("first", "last")) for queue in ("waiting", "fresh", "done")),
-            *((world.engines[queue], ("first", "last")) for queue in ("queue", "coming", "landed")),
+            *(
+                (ends, ("first", "last"))
+                for ends in (world.engines.queue, transfers.coming, transfers.landed)
+            ),
         ):
             for field in fields:
                 column = table[field]

@@ -43,6 +43,11 @@ _ADMISSIONS = {
     "completion": records.COMPLETION,
     "optimistic": records.OPTIMISTIC,
 }
+_CAME_AS = {
+    "arrival": records.CAME_WITH_ARRIVAL,
+    "number": records.CAME_BY_NUMBER,
+    "tokens": records.CAME_BY_TOKENS,
+}
 
 
 def new_world(
@@ -69,7 +74,7 @@ def new_world(
     planned = records.table(records.REPLICA, engines.size)
     planned.pool = engines.pool
     slots = np.array([_slots(server) for server in servers]) * counts * pools.lines
-    clock = _clock(level, int(slots[pools.rule != records.BY_LINES].sum()))
+    clock = _clock(level, int(slots[pools.by_lines == 0].sum()))
 
     # The ends of batches are the leaves of a tree, whose root is the next one.
     leaves = 1 << max(table.size - 1, 1).bit_length()
@@ -97,7 +102,7 @@ def new_world(
         slots=_free_slots(0, room),
         heads=np.full((lines.size, 64), -1, np.int64),
         bits=np.zeros((lines.size, 1), np.uint64),
-        **_memory(engines, pools, room),
+        **_memory(engines, servers, pools, room),
         ends=np.full(2 * leaves, NEVER, np.int64),
         **_no_requests(),
         touched=np.zeros(table.size, np.int64),
@@ -140,7 +145,7 @@ def _replicas_and_lines(pools: Any, counts: Ints) -> tuple[Any, Any]:
     table.pool = np.repeat(np.arange(counts.size), counts)
     own = pools[table.pool]
     table.first_line = np.cumsum(own.lines) - own.lines
-    table.engine = np.cumsum(own.rule != records.BY_LINES) - 1
+    table.engine = np.cumsum(own.by_lines == 0) - 1
     lines = records.table(records.LINE, int(own.lines.sum()))
     lines.linked.due = NEVER
     return table, lines
@@ -179,7 +184,7 @@ def _pools(
     pools.retention = pools.patience = NEVER
     # A batch composed late admits without asking for room in the one table of slots for all.
     bounded = pools.running_scope.astype(bool) & (pools.batch_size < NO_LIMIT)
-    pools.plans_late &= (bounded | (pools.rule == records.BY_LINES)).all()
+    pools.plans_late &= (bounded | (pools.by_lines != 0)).all()
     return pools, stage_table
 
 
@@ -232,23 +237,23 @@ def _batch_times(servers: Sequence[Server], pools: Any, tick_s: float) -> dict[s
     }
 
 
-def _memory(engines: Any, pools: Any, room: int) -> dict[str, Any]:
+def _memory(engines: Any, servers: Sequence[Server], pools: Any, room: int) -> dict[str, Any]:
     """Return what says who holds which blocks: those that reuse prefixes tell them apart."""
     none = np.zeros(0, np.int64)
     caching = [engine for engine in engines if pools[engine.pool].caching]
     # With the one that waits, and those who gave up their places meanwhile.
-    lives = 2 * room + 1 if pools.ignore_eos.any() else 0
+    knows_ends = any(server.policy.queue.knows_outputs for server in servers)
+    lives = 2 * room + 1 if knows_ends else 0
     trees = [engine for engine in engines if pools[engine.pool].radix]
     if trees:
         lives = max(lives, records.SORTED_QUEUE)
     return {
         "growth": np.zeros((engines.size, int(pools.block_size.max())), np.int64),
-        "budget": records.table(records.BUDGET, 1),
         "lives": np.zeros((lives, 2), np.int64),
         # Every page may be a node of its own, and for a moment one more is.
-        "nodes": records.table(records.NODE, int(sum(engine.blocks + 2 for engine in trees))),
+        "nodes": records.table(records.NODE, int(sum(engine.cache.blocks + 2 for engine in trees))),
         "blocks": _free_blocks(caching),
-        "buckets": records.table(records.ENDS, int(engines.buckets.sum())),
+        "buckets": records.table(records.ENDS, int(engines.cache.buckets.sum())),
         "table": np.zeros((room if caching else 0, 0), np.int32),
         "hits": np.zeros(0, np.int64),
         "ids": none,
@@ -330,7 +335,7 @@ def _describe(pool: Any, server: Server) -> None:
         pool.policy = address_of(policy.compiled, POLICY_SIGNATURE)
     pool.sees = policy.sees
     pool.composed = not server.batch_time.by_load
-    pool.rule = records.BY_LINES if server.by_lines else records.number_of(policy.rule)
+    pool.by_lines = server.by_lines
     pool.block_size = pool.hash_block = block_size
     pool.watermark = server.watermark_blocks
     pool.by_priority = policy.queue.by_rank or server.order == "priority"
@@ -342,17 +347,33 @@ def _describe(pool: Any, server: Server) -> None:
         pool.caching = caches and not policy.memory.caches_in_tree
         pool.radix = caches and policy.memory.caches_in_tree
     pool.ahead, pool.longest = policy.batching.ahead, policy.memory.longest_context
-    for name in records.SETTINGS.split():
-        pool[name] = getattr(policy, name, pool[name])
+    pool.reserves_last = policy.memory.reserves_last_token
+    pool.drafts = policy.batching.drafts
+    pool.came_as = _CAME_AS[policy.queue.came_as]
+    pool.waits_among_running = policy.queue.waits_among_running
     if pool.caching:
-        pool.names_ahead = pool.reads_ahead
-    if server.order != "priority":
-        pool.priority_preemption = pool.retracts_by_rank = False
-    if pool.radix and pool.by_priority:  # sorted where it stands, in place of a heap
-        pool.by_priority, pool.queue_order = False, records.BY_RANK
+        pool.names_ahead = policy.memory.names_ahead
+    if pool.radix:  # sorted where it stands, in place of a heap
+        pool.by_priority = False
+    if not server.by_lines:
+        _tell_rule(pool, server)
     # Not where composing a batch looks into a cache, or takes others back.
-    at_once = not pool.ahead or pool.caching or pool.radix or pool.priority_preemption
+    preempts = policy.queue.takes_places and server.order == "priority"
+    at_once = not pool.ahead or pool.caching or pool.radix or preempts
     pool.plans_late = policy.batching.foreseen and not at_once
+
+
+def _tell_rule(pool: Any, server: Server) -> None:
+    """Say which rule forms batches, and the settings that it reads."""
+    from penstock.kernel.apart import settings_of
+
+    pool.rule = records.number_of(server.policy.rule)
+    settings = settings_of(server.policy.rule)
+    if settings is not None:
+        words = settings.itemsize // pool.of_rule.itemsize
+        told = pool.of_rule[:words].view(settings)
+        for name in settings.names:
+            told[name] = server.policy.told_to_rule(name, server)
 
 
 def _slots(server: Server) -> int:
@@ -374,28 +395,27 @@ def _free_slots(first: int, count: int) -> Any:
 
 def _engines(servers: Sequence[Server], pools: Any, table: Any) -> Any:
     """Return a record for each replica that is an engine."""
-    places = np.flatnonzero(pools.rule[table.pool] != records.BY_LINES)
+    places = np.flatnonzero(pools.by_lines[table.pool] == 0)
     engines = records.table(records.ENGINE, places.size)
     first_block = first_bucket = first_node = 0
     for index, (engine, place) in enumerate(zip(engines, places, strict=True)):
         server = servers[table.pool[place]]
         engine.server, engine.pool = place, table.pool[place]
         engine.line, engine.index = table.first_line[place], index
-        engine.wasted_on = engine.free_node = -1
-        engine.since_prompts = pools[engine.pool].prefill_interval + 1
+        engine.batch.wasted_on = engine.tree.free_node = -1
+        engine.was_idle = 1
         usable = server.usable_blocks
         engine.free = records.PLENTY if usable is None else usable
         engine.usable = usable or 0
-        engine.ratio = server.policy.kernel_numbers[0]
         if pools[engine.pool].caching and usable is not None:
-            engine.first_block, engine.blocks = first_block, usable
-            engine.first_bucket, engine.buckets = first_bucket, 1 << usable.bit_length()
-            engine.free_record, engine.nameless = first_block, usable
+            engine.cache.first, engine.cache.blocks = first_block, usable
+            engine.cache.first_bucket, engine.cache.buckets = first_bucket, 1 << usable.bit_length()
+            engine.cache.free_record, engine.cache.nameless = first_block, usable
             first_block += usable
             first_bucket += 1 << usable.bit_length()
         if pools[engine.pool].radix and usable is not None:
-            engine.root, engine.blocks, engine.nodes = first_node, usable, 1
-            engine.first_bucket, engine.buckets = first_bucket, 1 << usable.bit_length()
+            engine.tree.root, engine.cache.blocks, engine.tree.nodes = first_node, usable, 1
+            engine.cache.first_bucket, engine.cache.buckets = first_bucket, 1 << usable.bit_length()
             first_node += usable + 2
             first_bucket += 1 << usable.bit_length()
     return engines
@@ -405,7 +425,7 @@ def _free_blocks(engines: Sequence[Any]) -> Any:
     """Return the records of blocks of some engines, which stand for nothing yet."""
     parts = [records.table(records.BLOCK, 0)]
     for engine in engines:
-        count, first = int(engine.blocks), int(engine.first_block)
+        count, first = int(engine.cache.blocks), int(engine.cache.first)
         part = records.table(records.BLOCK, count)
         part.next_named = np.arange(first + 1, first + count + 1)
         parts.append(part)

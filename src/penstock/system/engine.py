@@ -41,8 +41,8 @@ class Engine(Checked, Scheduler):
     """The scheduler of an engine: a dataclass whose fields are its settings.
 
     ``name`` is how tables and messages call it, ``rule`` the function of the kernel that forms its
-    batches, in `penstock.kernel.engines`. A setting whose name is a field of the kernel's `POOL` is
-    told to the rule, and so is any other attribute of such a name.
+    batches, in `penstock.kernel.engines`. The rule is told each attribute that it has a setting of
+    that name for.
     """
 
     place: ClassVar[int] = 99  # in lists of engines: those that are used the most come first

@@ -74,6 +74,7 @@ class Batching:
     decodes_at_once: bool = False  # whether all do, so that no more may run than the token budget
     # whether no more requests run than the token budget, without a max batch size too
     slots_by_budget: bool = True
+    drafts: int = 0  # that a decode verifies
     outputs_per_decode: float = 1.0  # that a decode brings on average, with all its drafts
     ahead: bool = False  # whether a batch is composed when the one before it starts
     # whether the one after a run of decodes follows from it, while nobody waits
@@ -101,6 +102,8 @@ class KVUse:
     longest_context: int = 0
     # tokens beyond its own that a request needs memory for: drafts, until they are verified
     drafted_tokens: int = 0
+    # tokens behind a block of a prefix cache that its name stands for, too
+    names_ahead: int = 0
     # whether memory reserved to completion has room for the last output, which is never computed
     reserves_last_token: bool = False
     # whether requests that were prefilled elsewhere may go on here with their KV memory
@@ -125,6 +128,13 @@ class Waiting:
     knows_outputs: bool = False
     # whether the queue goes by what the cache lacks, also where no two prompts begin alike
     goes_by_cache: bool = False
+    # by what a rule that sorts its queue knows when a request came to it: its arrival; or, anew
+    # after each preemption, how many had come before it, or how many tokens had been processed
+    came_as: Literal["arrival", "number", "tokens"] = "arrival"
+    # whether requests may wait among those that run, too, which have got no token yet
+    waits_among_running: bool = False
+    # whether, where there are priorities, who waits may take the places of those who run
+    takes_places: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +179,7 @@ class Scheduler(abc.ABC):
     # order
     by_phase: bool = False
     parameters: "Parameters | None" = None
-    rule: str = records.APART[records.SEAM]  # the function of the kernel that forms its batches
+    rule: str = records.BY_POLICY  # the function of the kernel that forms its batches
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -180,6 +190,10 @@ class Scheduler(abc.ABC):
     def kernel_numbers(self) -> tuple[float, ...]:
         """Numbers that its rule is told, of which the first is one that this changes."""
         return (0.0,)
+
+    def told_to_rule(self, name: str, server: "Server") -> int:
+        """Return the setting that its rule reads under a name, at a server."""
+        return int(getattr(self, name))
 
     @property
     @abc.abstractmethod

@@ -14,10 +14,17 @@ from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.engines.sglang_cache import keep, make_free_for
 from penstock.kernel.engines.sglang_estimate import made_by, rank_of
 from penstock.kernel.engines.sglang_prompts import serve_prompts
+from penstock.kernel.engines.sglang_records import (
+    RESPONSE_RATIO,
+    SETTINGS,
+    SHORTEST_PREFILL,
+    settings_of,
+    state_of,
+)
 from penstock.kernel.engines.sglang_retraction import taken_back
 from penstock.kernel.lists import append, insert_before, unlink
 from penstock.kernel.preemption import preempt
-from penstock.kernel.records import RESPONSE_RATIO, SHORTEST_PREFILL, World
+from penstock.kernel.records import World
 from penstock.kernel.running import (
     done_by,
     ends_unforeseen,
@@ -27,34 +34,47 @@ from penstock.kernel.running import (
 )
 from penstock.kernel.waiting import wait_last
 
+__all__ = ["SETTINGS", "sglang"]
+
 
 @apart(A_RULE)
 def sglang(world: World, engine: Any, pool: Any) -> int:
-    """SGLang: a batch of prompts when one can be formed, at most one of them cut, else all decodes.
-
-    Its parameters: the ratio of a request's future output that admission counts, its least, its
-    fall per decode batch.
-    """
+    """Form a batch of prompts when one can be, at most one of them cut, else of all decodes."""
+    state, settings = state_of(engine), settings_of(pool)
+    _catch_up(world, engine, pool)
     if pool.radix != 0 and engine.prefilling > 0:
         place = engine.slots.last
         keep(world, engine, pool, place, done_by(engine, world.slots[place]))
     others = engine.running - engine.prefilling
     serve_prompts(world, engine, pool)
-    if engine.served > 0:
-        if pool.mixed != 0:
+    if engine.batch.prompts > 0:
+        if settings.mixed != 0:
             _ride_along(world, engine, pool)
-        if pool.queue_order == SHORTEST_PREFILL:
-            _put_cut_last(world, engine, engine.prompts.first)
-        if pool.queue_order == RESPONSE_RATIO:
+        if settings.queue_order == SHORTEST_PREFILL:
+            _put_cut_last(world, engine, engine.batch.served.first)
+        if settings.queue_order == RESPONSE_RATIO:
             _age_by_prompts(world, engine, pool, others)
-        return 0
-    _decode(world, engine, pool)
-    if pool.queue_order == RESPONSE_RATIO:
-        _age_by_decodes(engine, others)
-    asks_again = engine.is_full == 0 or pool.priority_preemption != 0
+    else:
+        _decode(world, engine, pool)
+        if settings.queue_order == RESPONSE_RATIO:
+            _age_by_decodes(engine, others)
+    asks_again = state.is_full == 0 or settings.priority_preemption != 0
+    engine.batch.arrival_ends = asks_again
     if engine.prefilling > 0 or (engine.waiting > 0 and asks_again):
-        engine.steady = 0  # the next batch may have prompts
+        engine.batch.steady = 0  # the next batch may have prompts
     return 0
+
+
+@uncounted(inline=True)
+def _catch_up(world: World, engine: Any, pool: Any) -> None:
+    """Take note of what has happened since the last batch was formed."""
+    state = state_of(engine)
+    _lower_ratio(world, engine, pool, engine.repeats)
+    if engine.changed != 0:
+        state.is_full = 0
+    if engine.was_idle != 0:
+        state.is_full = 0
+        state.ratio = world.params[pool.params]
 
 
 # -- how requests age, by response ratio
@@ -65,26 +85,28 @@ def _begin_running_batch(engine: Any, others: int) -> None:
     """Note what the running batch was at first: the last batch, if that left nobody in the one
     before and there were prompts in it that are complete.
     """
-    if engine.last_prefill > 0 and engine.left == 0 and others > 0:
-        engine.began_with = engine.last_prefill
-    engine.last_prefill = 0
+    state = state_of(engine)
+    if state.last_prefill > 0 and state.left_running == 0 and others > 0:
+        state.first_prefill = state.last_prefill
+    state.last_prefill = 0
 
 
 @uncounted()
 def _age_by_prompts(world: World, engine: Any, pool: Any, others: int) -> None:
     """Count the tokens of a batch with prompts, and who is left in the running batch."""
     _begin_running_batch(engine, others)
-    riding = engine.served_decodes + engine.wasted
+    riding = engine.batch.decodes + engine.batch.wasted
     tokens = np.int64(riding)
-    place = engine.prompts.first
-    for _ in range(engine.served):
+    place = engine.batch.served.first
+    for _ in range(engine.batch.prompts):
         tokens += world.slots[place].taken
         place = world.slots[place].served_next
-    engine.processed += tokens
-    engine.last_prefill = tokens
-    engine.left = others
-    if pool.mixed != 0:
-        engine.left = 0 if riding > 0 else _decoders(engine)
+    state = state_of(engine)
+    engine.age += tokens
+    state.last_prefill = tokens
+    state.left_running = others
+    if settings_of(pool).mixed != 0:
+        state.left_running = 0 if riding > 0 else _decoders(engine)
 
 
 @uncounted(inline=True)
@@ -93,55 +115,49 @@ def _age_by_decodes(engine: Any, others: int) -> None:
     decodes; so none of them may be left out.
     """
     _begin_running_batch(engine, others)
-    if engine.served_decodes + engine.wasted > 0:
-        engine.processed += engine.began_with
-    engine.steady = 0
+    if engine.batch.decodes + engine.batch.wasted > 0:
+        engine.age += state_of(engine).first_prefill
+    engine.batch.steady = 0
 
 
 # -- the estimate
 
 
 @uncounted(inline=True)
-def begin_ratio(world: World, engine: Any, pool: Any) -> None:
-    """Let SGLang count as much of a request's future output as it does at first."""
-    engine.is_full = 0
-    engine.ratio = world.params[pool.params]
-
-
-@uncounted(inline=True)
-def lower_ratio(world: World, engine: Any, pool: Any, batches: int) -> None:
+def _lower_ratio(world: World, engine: Any, pool: Any, batches: int) -> None:
     """Let the ratio fall with so many batches of decodes, step by step as floats do.
 
     After a retraction it may be below the least, and then it rises to that.
     """
     fall, least = world.params[pool.params + 2], world.params[pool.params + 1]
+    state = state_of(engine)
     if batches > 0:
-        engine.ratio = max(engine.ratio, least)
-    while batches > 0 and engine.ratio > least and fall > 0:
-        engine.ratio = max(engine.ratio - fall, least)
+        state.ratio = max(state.ratio, least)
+    while batches > 0 and state.ratio > least and fall > 0:
+        state.ratio = max(state.ratio - fall, least)
         batches -= 1
 
 
 @uncounted(inline=True)
 def _drop_finishing(engine: Any) -> Any:
     """Return how many have their last output in flight, who decode no more: others may come."""
-    finishing = engine.running - engine.prefilling - engine.decoding - engine.unforeseen
+    finishing = engine.running - engine.prefilling - engine.decoding - engine.ahead.unforeseen
     if finishing > 0:
-        engine.is_full = 0
+        state_of(engine).is_full = 0
     return finishing
 
 
 @uncounted(inline=True)
 def _decoders(engine: Any) -> Any:
     """Return how many decode next, those included who are done though nobody knows it yet."""
-    return engine.decoding + engine.unforeseen
+    return engine.decoding + engine.ahead.unforeseen
 
 
 @uncounted(inline=True)
 def _growth(world: World, engine: Any, pool: Any) -> Any:
     """Return the blocks that they need for it."""
     growth = growth_of(world, engine, pool)
-    place = engine.leaving.first if engine.unforeseen > 0 else -1
+    place = engine.ahead.leaving.first if engine.ahead.unforeseen > 0 else -1
     while place >= 0:
         slot = world.slots[place]
         if ends_unforeseen(world, slot):
@@ -163,8 +179,8 @@ def _serve_decodes(world: World, engine: Any, pool: Any, growth: int) -> None:
     """Serve all that decode, with the blocks that they need for it."""
     make_free_for(world, engine, pool, _decoders(engine))
     take_blocks(world, engine, pool, growth)
-    engine.served_decodes = engine.decoding
-    place = engine.leaving.first if engine.unforeseen > 0 else -1
+    engine.batch.decodes = engine.decoding
+    place = engine.ahead.leaving.first if engine.ahead.unforeseen > 0 else -1
     while place >= 0:
         slot = world.slots[place]
         if ends_unforeseen(world, slot):
@@ -181,9 +197,9 @@ def _ride_along(world: World, engine: Any, pool: Any) -> None:
     if _decoders(engine) == 0 or not _may_decode(world, engine, pool):
         return
     _serve_decodes(world, engine, pool, _growth(world, engine, pool))
-    if pool.priority_preemption != 0:
+    if settings_of(pool).priority_preemption != 0:
         _note_lengths(world, engine)
-    first, last, head = engine.slots.first, engine.slots.last, engine.prompts.first
+    first, last, head = engine.slots.first, engine.slots.last, engine.batch.served.first
     before = world.slots[head].previous
     world.slots[before].next = world.slots[head].previous = -1
     world.slots[last].next = first
@@ -222,7 +238,7 @@ def _decode(world: World, engine: Any, pool: Any) -> None:
     if _decoders(engine) == 0:
         return
     if _may_decode(world, engine, pool):
-        lower_ratio(world, engine, pool, 1)
+        _lower_ratio(world, engine, pool, 1)
     elif finishing > 0:
         return
     else:
@@ -248,9 +264,9 @@ def _retract(world: World, engine: Any, pool: Any) -> None:
         place = fewest
         fewest = world.slots[place].previous
         wait_last(world, engine, pool, taken_back(world, engine, pool, place))
-        pages = blocks_of(_decoders(engine) * pool.retract_steps, pool.block_size)
+        pages = blocks_of(_decoders(engine) * settings_of(pool).retract_steps, pool.block_size)
         make_free_for(world, engine, pool, pages)
-    engine.is_full = 0
+    state_of(engine).is_full = 0
     if not _may_decode(world, engine, pool):  # it is held in mid-prefill
         wait_last(world, engine, pool, preempt(world, engine, pool, engine.slots.last))
     made = declared = 0
@@ -261,7 +277,9 @@ def _retract(world: World, engine: Any, pool: Any) -> None:
             made += made_by(world, engine, slot)
             declared += world.again[slot.request].declared
         place = slot.next
-    engine.ratio = min(1.0, (made + pool.retract_steps * _decoders(engine)) / (declared + 1))
+    state_of(engine).ratio = min(
+        1.0, (made + settings_of(pool).retract_steps * _decoders(engine)) / (declared + 1)
+    )
 
 
 @uncounted(inline=True)
@@ -286,7 +304,7 @@ def _sort_by_outputs(world: World, engine: Any, pool: Any) -> None:
 def _goes_before(world: World, engine: Any, pool: Any, one: int, other: int) -> Any:
     """Return whether a request is retracted later than another."""
     a, b = world.slots[one], world.slots[other]
-    if pool.retracts_by_rank != 0:
+    if settings_of(pool).retracts_by_rank != 0:
         rank, others = rank_of(world, a.request), rank_of(world, b.request)
         if rank != others:
             return rank < others

@@ -51,8 +51,8 @@ def _leave_in_tree(world: World, engine: Any, pool: Any, place: int, tokens: int
 @apart(types.void(A_WORLD, AN_ENGINE, A_POOL, NUMBER))
 def keep_at_end(world: World, engine: Any, pool: Any, epoch: int) -> None:
     """Keep what is complete as a batch ends, at that epoch, in its order: prompts, then decodes."""
-    place = engine.prompts.first
-    for _ in range(engine.served):
+    place = engine.batch.served.first
+    for _ in range(engine.batch.prompts):
         slot = world.slots[place]
         if slot.left == slot.taken and slot.outputs == 1:
             _leave_in_tree(world, engine, pool, place, np.int64(slot.target))
@@ -71,13 +71,13 @@ def keep_at_end(world: World, engine: Any, pool: Any, epoch: int) -> None:
 def note_joined(world: World, engine: Any, place: int) -> None:
     """Note that the prefill of a request is complete when the batch in progress ends."""
     world.slots[place].joined = 1
-    append_joined(world.slots, engine.joined, place)
+    append_joined(world.slots, engine.tree.joined, place)
 
 
 @apart(types.void(A_WORLD, AN_ENGINE, A_POOL))
 def keep_ahead(world: World, engine: Any, pool: Any) -> None:
     """Keep what is complete as a batch ends that was taken for computed when it began."""
-    place = engine.joined.first
+    place = engine.tree.joined.first
     while place >= 0:
         slot = world.slots[place]
         if slot.joined != 0 and slot.left == IN_FLIGHT:
@@ -86,8 +86,8 @@ def keep_ahead(world: World, engine: Any, pool: Any) -> None:
             keep(world, engine, pool, place, np.int64(slot.target))
             slot.joined = 0
         place = np.int64(slot.next_joined)
-    engine.joined.first = -1
-    place = engine.slots.first if engine.leaving.first >= 0 else -1
+    engine.tree.joined.first = -1
+    place = engine.slots.first if engine.ahead.leaving.first >= 0 else -1
     while place >= 0:
         slot = world.slots[place]
         if slot.left == IN_FLIGHT and slot.joined == 0:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from penstock.kernel.compiled_code import uncounted
-from penstock.kernel.records import IN_STEP, RANK_BITS, World
+from penstock.kernel.engines.sglang_records import RANK_BITS, settings_of, state_of
+from penstock.kernel.records import IN_STEP, World
 
 
 @uncounted(inline=True)
@@ -17,7 +18,7 @@ def in_flight(engine: Any, slot: Any) -> Any:
     if slot.left < 0:
         return True
     last = engine.last_step if slot.last == IN_STEP else slot.last
-    return last == engine.flight_end
+    return last == engine.ahead.flight_end
 
 
 @uncounted(inline=True)
@@ -39,9 +40,9 @@ def made_before(world: World, request: int) -> Any:
 @uncounted(inline=True)
 def foreseen_of(world: World, engine: Any, pool: Any, slot: Any) -> Any:
     """Return the output tokens that a running request is expected to make yet."""
-    ratio = 1.0 if pool.ignore_eos != 0 else engine.ratio
+    ratio = 1.0 if settings_of(pool).ignore_eos != 0 else state_of(engine).ratio
     left = world.again[slot.request].declared - made_by(world, engine, slot)
-    return min(left, pool.clip_new_tokens) * ratio
+    return min(left, settings_of(pool).clip_new_tokens) * ratio
 
 
 @uncounted(inline=True)

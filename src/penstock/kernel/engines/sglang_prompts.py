@@ -12,9 +12,10 @@ from penstock.kernel.blocks import blocks_of, hold
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.engines.sglang_estimate import foreseen_by_all, made_before, made_by
 from penstock.kernel.engines.sglang_queue import look_at_queue, tokens_beside_shorter
+from penstock.kernel.engines.sglang_records import SHORTEST_PREFILL, settings_of, state_of
 from penstock.kernel.engines.sglang_retraction import take_places
 from penstock.kernel.radix import make_free, match, unused_before, use
-from penstock.kernel.records import SHORTEST_PREFILL, World
+from penstock.kernel.records import World
 from penstock.kernel.running import (
     add_tokens,
     admit,
@@ -36,19 +37,25 @@ _NO_LIMIT = 2**40
 @uncounted(inline=True)
 def _new_budget(world: World, engine: Any, pool: Any) -> Any:
     """Begin with the budgets of a batch, less what those who decode take or may still take."""
-    budget = world.budget[0]
-    riding = engine.running - engine.prefilling if pool.mixed != 0 else 0
+    budget = state_of(engine).budget
+    riding = engine.running - engine.prefilling if settings_of(pool).mixed != 0 else 0
     budget.chunk = (pool.budget if pool.chunked != 0 else _NO_LIMIT) - riding
-    budget.prompts = pool.max_prefill_tokens - riding
+    budget.prompts = settings_of(pool).max_prefill_tokens - riding
     budget.pending = riding
     budget.foreseen = riding + foreseen_by_all(world, engine, pool)
     budget.room = (engine.free + engine.evictable) * pool.block_size
     budget.pages = engine.free
-    budget.found = 0
+    budget.matched = 0
     budget.victims.first = -1
     budget.is_cut = 0
     budget.lives = -1
     return budget
+
+
+@uncounted(inline=True)
+def _outputs_charged(world: World, pool: Any, request: int) -> Any:
+    """Return the outputs that are charged for a request whose prompt is complete."""
+    return min(np.int64(world.again[request].declared), settings_of(pool).clip_new_tokens)
 
 
 @uncounted(inline=True)
@@ -76,20 +83,21 @@ def _verdict(budget: Any) -> Any:
 @uncounted()
 def serve_prompts(world: World, engine: Any, pool: Any) -> None:
     """Go on with the request in mid-prefill, then admit waiting ones while the budgets last."""
-    if engine.running == engine.prefilling or pool.priority_preemption != 0:
-        engine.is_full = 0
+    state, preempts = state_of(engine), settings_of(pool).priority_preemption != 0
+    if engine.running == engine.prefilling or preempts:
+        state.is_full = 0
     if engine.prefilling == 0:
-        if engine.is_full != 0 or engine.waiting == 0:
+        if state.is_full != 0 or engine.waiting == 0:
             return
-        if engine.running >= pool.batch_size and pool.priority_preemption == 0:
-            engine.is_full = 1
+        if engine.running >= pool.batch_size and not preempts:
+            state.is_full = 1
             return
     if pool.radix != 0 and engine.waiting > 0:
         look_at_queue(world, engine, pool)
     budget = _new_budget(world, engine, pool)
     if engine.prefilling > 0:
         _serve_next_chunk(world, engine, pool, budget)
-        if engine.served == 0:
+        if engine.batch.prompts == 0:
             return
     _admit_waiting(world, engine, pool, budget)
     request = budget.victims.first
@@ -97,7 +105,7 @@ def serve_prompts(world: World, engine: Any, pool: Any) -> None:
         following = np.int64(world.rows[request].next)
         wait_last(world, engine, pool, request)
         request = following
-    if pool.radix != 0 and engine.served > 0:
+    if pool.radix != 0 and engine.batch.prompts > 0:
         _make_free_for_prompts(world, engine, pool, budget)
 
 
@@ -107,12 +115,12 @@ def _make_free_for_prompts(world: World, engine: Any, pool: Any, budget: Any) ->
     more for each, if pages are longer than a token.
     """
     tokens = 0
-    place = engine.prompts.first
-    for _ in range(engine.served):
+    place = engine.batch.served.first
+    for _ in range(engine.batch.prompts):
         tokens += world.slots[place].taken
         place = world.slots[place].served_next
     size = pool.block_size
-    rounding = 0 if size == 1 else engine.served
+    rounding = 0 if size == 1 else engine.batch.prompts
     taken = budget.pages - engine.free  # already
     make_free(world, engine, pool, blocks_of(tokens, size) + rounding - taken)
 
@@ -132,7 +140,7 @@ def _serve_next_chunk(world: World, engine: Any, pool: Any, budget: Any) -> None
         available = np.float64(budget.chunk)
     if available < take:
         take = np.int64(available)
-    if pool.queue_order == SHORTEST_PREFILL:
+    if settings_of(pool).queue_order == SHORTEST_PREFILL:
         take = min(take, tokens_beside_shorter(world, engine, pool, budget.chunk, slot.left))
     if take <= 0:
         return
@@ -140,7 +148,9 @@ def _serve_next_chunk(world: World, engine: Any, pool: Any, budget: Any) -> None
     serve_prefill(world, engine, place, take)
     outputs = 0
     if take == slot.left:
-        outputs = min(np.int64(world.again[slot.request].declared), pool.clip_new_tokens)
+        outputs = min(
+            np.int64(world.again[slot.request].declared), settings_of(pool).clip_new_tokens
+        )
     else:
         budget.is_cut = 1
     _charge(budget, pool, take, outputs)
@@ -149,21 +159,22 @@ def _serve_next_chunk(world: World, engine: Any, pool: Any, budget: Any) -> None
 @uncounted(inline=True)
 def _admit_waiting(world: World, engine: Any, pool: Any, budget: Any) -> None:
     """Admit in the order of the queue, until one finds no place, no memory or no budget."""
+    state, settings = state_of(engine), settings_of(pool)
     while engine.waiting > 0 and _verdict(budget) != STOP:
         if engine.running >= pool.batch_size:
-            engine.is_full = 1
-        if engine.is_full != 0 and (
-            pool.priority_preemption == 0 or not take_places(world, engine, pool, budget)
+            state.is_full = 1
+        if state.is_full != 0 and (
+            settings.priority_preemption == 0 or not take_places(world, engine, pool, budget)
         ):
             break
         world.again[engine.queue.first].filled = world.again[engine.queue.first].target
-        if pool.ignore_eos != 0 and pool.radix == 0:
+        if settings.ignore_eos != 0 and pool.radix == 0:
             verdict = _ask_with_known_outputs(world, engine, pool, budget)
         else:
             verdict = _ask(world, engine, pool, budget)
         if verdict == NO_MEMORY:
             decodes = engine.running - engine.prefilling
-            engine.is_full = 1 if engine.served > 0 or decodes > 0 else 0
+            state.is_full = 1 if engine.batch.prompts > 0 or decodes > 0 else 0
         if verdict != GO_ON:
             break
 
@@ -179,22 +190,22 @@ def _ask(world: World, engine: Any, pool: Any, budget: Any) -> Any:
     request, size = engine.queue.first, pool.block_size
     target = np.int64(world.again[request].target)
     declared = np.int64(world.again[request].declared)
-    outputs = min(declared - made_before(world, request), pool.clip_new_tokens)
+    outputs = min(declared - made_before(world, request), settings_of(pool).clip_new_tokens)
     room = budget.room
     if pool.radix != 0:
         pages, end = match(world, engine, pool, request, (target - 1) // size)
-        budget.found = pages
-        budget.found_end = end
+        budget.matched = pages
+        budget.match_end = end
         world.again[request].matched = pages * size
         target -= pages * size
         room -= unused_before(world, engine, end) * size
     if target + outputs + size >= room - budget.foreseen:
         return NO_MEMORY
     paged = blocks_of(target, size) * size
-    if pool.chunked == 0 and engine.served > 0 and paged >= budget.prompts:
+    if pool.chunked == 0 and engine.batch.prompts > 0 and paged >= budget.prompts:
         return STOP
     if paged > budget.chunk:  # the part that comes first fills its pages
-        if budget.is_cut != 0 and pool.queue_order == SHORTEST_PREFILL:
+        if budget.is_cut != 0 and settings_of(pool).queue_order == SHORTEST_PREFILL:
             return STOP
         return _enter(world, engine, pool, budget, budget.chunk // size * size)
     return _enter(world, engine, pool, budget, target)
@@ -205,7 +216,7 @@ def _enter(world: World, engine: Any, pool: Any, budget: Any, take: int) -> Any:
     """Admit the first that waits with so many tokens of its prompt, if any."""
     if take <= 0:
         return STOP
-    whole = take == world.again[engine.queue.first].target - budget.found * pool.block_size
+    whole = take == world.again[engine.queue.first].target - budget.matched * pool.block_size
     request = pop_waiting(world, engine, pool)
     place = admit(world, engine, pool, request, blocks_of(take, pool.block_size), 0)
     if pool.radix != 0:
@@ -213,7 +224,7 @@ def _enter(world: World, engine: Any, pool: Any, budget: Any, take: int) -> Any:
     serve_prefill(world, engine, place, take)
     outputs = 0
     if whole:
-        outputs = min(np.int64(world.again[request].declared), pool.clip_new_tokens)
+        outputs = _outputs_charged(world, pool, request)
     _charge(budget, pool, take, outputs)
     return _verdict(budget)
 
@@ -222,10 +233,10 @@ def _enter(world: World, engine: Any, pool: Any, budget: Any, take: int) -> Any:
 def _share(world: World, engine: Any, pool: Any, budget: Any, place: int) -> None:
     """Let a request that is admitted hold the pages that the cache has of it."""
     slot = world.slots[place]
-    pages = budget.found
-    budget.room -= unused_before(world, engine, budget.found_end) * pool.block_size
-    use(world, engine, budget.found_end, 1)
-    slot.end_node = budget.found_end
+    pages = budget.matched
+    budget.room -= unused_before(world, engine, budget.match_end) * pool.block_size
+    use(world, engine, budget.match_end, 1)
+    slot.end_node = budget.match_end
     slot.shared = pages
     slot.held += pages
     tokens = pages * pool.block_size

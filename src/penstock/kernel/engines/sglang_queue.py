@@ -10,18 +10,19 @@ import numpy as np
 
 from penstock.kernel.blocks import blocks_of
 from penstock.kernel.compiled_code import uncounted
-from penstock.kernel.lists import append_row
-from penstock.kernel.radix import match, owner_of, shared_tokens
-from penstock.kernel.records import (
+from penstock.kernel.engines.sglang_records import (
     BY_ARRIVAL,
     BY_RANK,
     DFS_WEIGHT,
     LONGEST_MATCH,
     RESPONSE_RATIO,
     SHORTEST_PREFILL,
-    SORTED_QUEUE,
-    World,
+    settings_of,
+    state_of,
 )
+from penstock.kernel.lists import append_row
+from penstock.kernel.radix import match, owner_of, shared_tokens
+from penstock.kernel.records import SORTED_QUEUE, World
 
 LOOKS_BETWEEN_TOUCHES = 32
 SHARED_IN_QUEUE = 32  # tokens that make a request wait for another one in the queue
@@ -40,7 +41,7 @@ def look_at_queue(world: World, engine: Any, pool: Any) -> None:
     """Sort the waiting queue, by what the tree has of it where its order asks for that; else only
     touch that now and then.
     """
-    order = pool.queue_order
+    order = settings_of(pool).queue_order
     aware = order not in (BY_ARRIVAL, BY_RANK)
     if order in (LONGEST_MATCH, RESPONSE_RATIO) and engine.waiting > SORTED_QUEUE:
         aware = False
@@ -59,8 +60,9 @@ def look_at_queue(world: World, engine: Any, pool: Any) -> None:
 @uncounted()
 def _touch_all(world: World, engine: Any, pool: Any) -> None:
     """Touch the prefixes of all that wait, at every 32nd look, the first of the queue last."""
-    engine.looks += 1
-    if engine.looks % LOOKS_BETWEEN_TOUCHES != 1:
+    state = state_of(engine)
+    state.looks_at_queue += 1
+    if state.looks_at_queue % LOOKS_BETWEEN_TOUCHES != 1:
         return
     count = 0
     request = engine.queue.first
@@ -103,6 +105,7 @@ def _match_all(world: World, engine: Any, pool: Any) -> None:
     """Rank all that wait by what the tree has of them; last those that begin as an earlier one does
     of which the tree has little.
     """
+    order = settings_of(pool).queue_order
     request = engine.queue.first
     root = -1  # of the beginnings
     while request >= 0:
@@ -111,17 +114,17 @@ def _match_all(world: World, engine: Any, pool: Any) -> None:
         tokens = min(matched * pool.block_size, np.int64(again.target) - 1)
         again.matched = tokens
         is_later = False
-        if pool.queue_order == DFS_WEIGHT:
+        if order == DFS_WEIGHT:
             again.priority = end
         elif matched * pool.block_size <= SHARED_IN_QUEUE:
             is_later = _begins_like_one(world, pool, request, root)
             if root < 0:
                 root = request
-        if pool.queue_order == LONGEST_MATCH:
+        if order == LONGEST_MATCH:
             again.priority = _LATER if is_later else -tokens
-        elif pool.queue_order == SHORTEST_PREFILL:
+        elif order == SHORTEST_PREFILL:
             again.priority = again.target - tokens + (_LATER if is_later else 0)
-        elif pool.queue_order == RESPONSE_RATIO:
+        elif order == RESPONSE_RATIO:
             again.priority = _LAST if is_later else _by_ratio(world, engine, request)
         request = np.int64(world.rows[request].next)
 
@@ -135,7 +138,7 @@ def _by_ratio(world: World, engine: Any, request: int) -> Any:
     missing = np.int64(world.rows[request].left) - again.matched
     if missing <= 0:
         return np.int64(-_LAST)
-    return -np.float64((engine.processed - again.came) / missing).view(np.int64)
+    return -np.float64((engine.age - again.came) / missing).view(np.int64)
 
 
 @uncounted()
@@ -219,7 +222,7 @@ def _weigh(world: World, engine: Any, weight: int) -> None:
     request = engine.queue.first
     while request >= 0:
         place = np.int64(world.again[request].priority)
-        while place != engine.root:
+        while place != engine.tree.root:
             node = world.nodes[place]
             node.weight = (node.weight + 1) * weight
             place = np.int64(node.parent)
@@ -272,13 +275,14 @@ def _cut_behind_run(world: World, engine: Any, pool: Any, first: int) -> Any:
 def _goes_before(world: World, engine: Any, pool: Any, one: int, other: int) -> Any:
     """Return whether one that waits must be served before another."""
     a, b = world.again[one], world.again[other]
-    if pool.queue_order == DFS_WEIGHT:
+    order = settings_of(pool).queue_order
+    if order == DFS_WEIGHT:
         return _is_visited_before(world, engine, np.int64(a.priority), np.int64(b.priority))
     if a.priority != b.priority:
         return a.priority < b.priority
-    if pool.queue_order == LONGEST_MATCH:
+    if order == LONGEST_MATCH:
         return False
-    if pool.queue_order == RESPONSE_RATIO:
+    if order == RESPONSE_RATIO:
         return one < other
     return a.came < b.came
 
@@ -290,8 +294,8 @@ def _is_visited_before(world: World, engine: Any, one: Any, other: Any) -> Any:
     """
     a = b = np.int64(-1)
     while one != other:
-        up = one != engine.root
-        if up and other != engine.root:
+        up = one != engine.tree.root
+        if up and other != engine.tree.root:
             up = world.nodes[one].first >= world.nodes[other].first
         if up:
             a = one

@@ -8,6 +8,7 @@ from penstock.kernel.blocks import blocks_of
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.engines.sglang_cache import make_free_for
 from penstock.kernel.engines.sglang_estimate import foreseen_of, in_flight, rank_of
+from penstock.kernel.engines.sglang_records import settings_of
 from penstock.kernel.lists import append_row
 from penstock.kernel.preemption import preempt
 from penstock.kernel.recording import note_gaps
@@ -42,18 +43,18 @@ def _call_back(world: World, engine: Any, pool: Any, place: int) -> None:
     """Let a request whose last token is in flight be one that decodes again."""
     slot = world.slots[place]
     before = -1
-    other = engine.leaving.first
+    other = engine.ahead.leaving.first
     while other != place:
         before = other
         other = world.slots[other].chain
     if before < 0:
-        engine.leaving.first = slot.chain
+        engine.ahead.leaving.first = slot.chain
     else:
         world.slots[before].chain = slot.chain
-    if engine.leaving.last == place:
-        engine.leaving.last = before
+    if engine.ahead.leaving.last == place:
+        engine.ahead.leaving.last = before
     if ends_unforeseen(world, slot):
-        engine.unforeseen -= 1
+        engine.ahead.unforeseen -= 1
     slot.last = IN_STEP
     begin_decode(world, engine, pool, place, 0)
     change_phase(world, engine, slot.request, -1)
@@ -64,7 +65,7 @@ def _last_but_one(engine: Any, slot: Any) -> Any:
     """Return the tick of the token before that in flight."""
     if slot.due - engine.epoch == slot.outputs - 1:  # it comes with the prefill
         return slot.before
-    return max(slot.before, engine.step_before)
+    return max(slot.before, engine.ahead.step_before)
 
 
 # -- priorities
@@ -80,7 +81,7 @@ def take_places(world: World, engine: Any, pool: Any, budget: Any) -> Any:
     request = engine.queue.first
     again = world.again[request]
     lacking = again.filled - again.matched
-    wanted = np.float64(lacking + min(np.int64(again.declared), pool.clip_new_tokens))
+    wanted = np.float64(lacking + min(np.int64(again.declared), settings_of(pool).clip_new_tokens))
     wanted -= budget.room - budget.foreseen
     worst = -1
     while worst < 0 or wanted > 0:
@@ -90,7 +91,7 @@ def take_places(world: World, engine: Any, pool: Any, budget: Any) -> Any:
         other = world.slots[following].request
         if (
             rank_of(world, other) - rank_of(world, request)
-            <= pool.priority_scheduling_preemption_threshold
+            <= settings_of(pool).priority_scheduling_preemption_threshold
         ):
             return False
         worst = following
@@ -138,7 +139,7 @@ def _preempt_from(world: World, engine: Any, pool: Any, budget: Any, last: int) 
             budget.foreseen -= foreseen_of(world, engine, pool, slot)
             request = taken_back(world, engine, pool, place)
             others = engine.running - engine.prefilling
-            pages = blocks_of(others * pool.retract_steps, pool.block_size)
+            pages = blocks_of(others * settings_of(pool).retract_steps, pool.block_size)
             make_free_for(world, engine, pool, pages)
             budget.pages += engine.free - free
             budget.room += (engine.free - free + engine.evictable - kept) * pool.block_size

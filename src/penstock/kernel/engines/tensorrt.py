@@ -10,28 +10,42 @@ import numpy as np
 
 from penstock.kernel.apart import A_RULE, apart
 from penstock.kernel.blocks import blocks_of, take_blocks
+from penstock.kernel.by_reference import part_of_rule
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.preemption import make_room, preempt
-from penstock.kernel.records import INPUT, STATIC, World
+from penstock.kernel.records import INPUT, STATIC, World, record
 from penstock.kernel.running import admit, growth_of, needs, peak_of, serve_prefill
 from penstock.kernel.waiting import pop_waiting, wait_first
+
+SETTINGS = record(i8="capacity_rule")
+"""``capacity_rule`` of `penstock.system.engines.tensorrt`: what must be free before a request is
+admitted (`INPUT`, `COMPLETION`, `STATIC`).
+"""
+
+settings_of = part_of_rule(SETTINGS)
 
 
 @apart(A_RULE)
 def tensorrt(world: World, engine: Any, pool: Any) -> int:
     """TensorRT-LLM: all decodes, then prompts; in a static batch prompts alone, or decodes."""
-    everyone_fits = pool.admission != INPUT or _fit_in_order(world, engine, pool)
+    _form(world, engine, pool)
+    engine.batch.arrival_ends = engine.waiting == 0
+    return 0
+
+
+@uncounted(inline=True)
+def _form(world: World, engine: Any, pool: Any) -> None:
+    everyone_fits = settings_of(pool).capacity_rule != INPUT or _fit_in_order(world, engine, pool)
     take_blocks(world, engine, pool, growth_of(world, engine, pool))
-    engine.served_decodes = engine.decoding
-    if pool.admission == STATIC and engine.decoding > 0:
-        return 0
+    engine.batch.decodes = engine.decoding
+    if settings_of(pool).capacity_rule == STATIC and engine.decoding > 0:
+        return
     if everyone_fits:
         _admit_what_fits(world, engine, pool)
     if engine.prefilling > 0:
         _serve_prompts(world, engine, pool)
         if pool.grows != 0:  # unstarted ones may lack blocks before those who decode do
-            engine.steady = 0
-    return 0
+            engine.batch.steady = 0
 
 
 @uncounted(inline=True)
@@ -82,7 +96,7 @@ def _cut_behind(world: World, engine: Any, pool: Any, place: int) -> Any:
             make_room(world, engine, pool, last)
             return last != place
         request = preempt(world, engine, pool, last)  # which has nothing to lose
-        engine.preempted -= 1
+        engine.batch.preempted -= 1
         engine.preemptions -= 1
         world.again[request].times -= 1
         wait_first(world, engine, pool, request)
@@ -95,7 +109,9 @@ def _admit_what_fits(world: World, engine: Any, pool: Any) -> None:
     """Let those who wait run, in order, while places and blocks are left."""
     while engine.running < pool.batch_size and engine.queue.first >= 0:
         tokens = world.again[engine.queue.first].target
-        if pool.admission != INPUT:  # its last output counts, though it is never computed
+        if (
+            settings_of(pool).capacity_rule != INPUT
+        ):  # its last output counts, though it is never computed
             tokens = peak_of(world, pool, engine.queue.first) + 1
         blocks = blocks_of(tokens, pool.block_size)
         if blocks > engine.free:
@@ -109,7 +125,7 @@ def _serve_prompts(world: World, engine: Any, pool: Any) -> None:
     prompts may be cut, or nothing of it and of those behind it.
     """
     size = pool.block_size
-    left = max(pool.budget - engine.served_decodes, 0)
+    left = max(pool.budget - engine.batch.decodes, 0)
     place = engine.slots.first
     while place >= 0:
         slot = world.slots[place]
@@ -121,7 +137,7 @@ def _serve_prompts(world: World, engine: Any, pool: Any) -> None:
         if take > 0:
             serve_prefill(world, engine, place, take)
             left -= take
-        elif pool.admission == INPUT and slot.left == slot.target:
+        elif settings_of(pool).capacity_rule == INPUT and slot.left == slot.target:
             engine.free += slot.held
             slot.held = 0
         place = slot.next

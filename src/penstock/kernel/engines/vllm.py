@@ -6,10 +6,11 @@ import numpy as np
 
 from penstock.kernel.apart import A_RULE, apart
 from penstock.kernel.blocks import blocks_of, found_in_cache, hold, take_blocks
+from penstock.kernel.by_reference import part_of_rule
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.drafts import verify
 from penstock.kernel.preemption import make_room, victim_of
-from penstock.kernel.records import World
+from penstock.kernel.records import World, record
 from penstock.kernel.running import (
     admit,
     done_by,
@@ -23,54 +24,82 @@ from penstock.kernel.running import (
 )
 from penstock.kernel.waiting import pop_waiting, wait_first
 
+SETTINGS = record(
+    i8="""
+    long_prefill_threshold long_prefill_adaptive prefill_interval reserve_prompt
+    lookahead draft_slots reads_ahead
+    """
+)
+"""Settings of `penstock.system.engines.vllm`, as these are called there.
+
+``lookahead``: tokens for which drafts need memory of their own; ``draft_slots``: tokens of the
+budget that each request served takes for drafting; ``reads_ahead``: tokens behind a chunk of a
+prompt that the drafter reads, of which it never leaves fewer alone.
+"""
+
+STATE = record(i8="has_prompts wait_for_prompts overfull passed")
+"""What the rule keeps: whether the batch has prompts; for how many batches more they must wait;
+whether the last batch that could have some left requests waiting; how many of those that wait
+others have passed.
+"""
+
+settings_of = part_of_rule(SETTINGS)
+state_of = part_of_rule(STATE)
+
 
 @apart(A_RULE)
 def vllm(world: World, engine: Any, pool: Any) -> int:
     """Form a batch of vLLM: those that run, in order, then new ones."""
-    engine.has_prompts = 0
-    most = pool.long_prefill_threshold
+    state, settings = state_of(engine), settings_of(pool)
+    state.has_prompts = 0
+    state.wait_for_prompts -= engine.repeats
+    most = settings.long_prefill_threshold
     requests = engine.running + engine.waiting
     if most == 0 or requests <= 1:
         most = pool.budget
-    elif pool.long_prefill_adaptive != 0:
+    elif settings.long_prefill_adaptive != 0:
         most = max(most, pool.budget // requests)
     deferred = _defers_prompts(engine, pool)
     left = -1
     if pool.drafts == 0 and pool.names_outputs == 0 and not deferred:
         left = _serve_at_once(world, engine, pool, most)
     if left < 0:
-        engine.marked = 1
+        engine.batch.is_marked = 1
         left = _serve_in_order(world, engine, pool, most, deferred)
-    if engine.preempted == 0 and left > 0:
+    if engine.batch.preempted == 0 and left > 0:
         _admit_waiting(world, engine, pool, most, left, deferred)
-    if pool.prefill_interval > 1:
-        _count_since_prompts(engine, deferred)
+    if settings.prefill_interval > 1:
+        _count_since_prompts(engine, settings.prefill_interval, deferred)
+    # Of a fair share of the budget whoever comes leaves less to the first that waits.
+    adaptive = settings.long_prefill_adaptive != 0
+    engine.batch.arrival_ends = engine.waiting == 0 or pool.by_priority != 0 or adaptive
     return 0
 
 
 @uncounted(inline=True)
 def _defers_prompts(engine: Any, pool: Any) -> Any:
     """Return whether prompts must wait for a batch that may have some."""
-    if pool.prefill_interval <= 1 or engine.overfull != 0:
+    state = state_of(engine)
+    if settings_of(pool).prefill_interval <= 1 or state.overfull != 0:
         return False
-    decodes = engine.running > engine.prefilling
-    return decodes and engine.since_prompts < pool.prefill_interval
+    return engine.running > engine.prefilling and state.wait_for_prompts > 0
 
 
 @uncounted(inline=True)
-def _count_since_prompts(engine: Any, deferred: bool) -> None:
+def _count_since_prompts(engine: Any, interval: int, deferred: bool) -> None:
     """Count the batches since the last with prompts, and note whether those that wait were too many
     for one that could have some.
     """
+    state = state_of(engine)
     if deferred:
         if engine.waiting + engine.prefilling > 0:
-            engine.steady = 0
-    elif engine.preempted == 0:
-        engine.overfull = 1 if engine.waiting > engine.passed else 0
-    if engine.has_prompts != 0:
-        engine.since_prompts = 1
-    elif engine.served + engine.served_decodes + engine.wasted > 0:
-        engine.since_prompts += 1
+            engine.batch.steady = 0
+    elif engine.batch.preempted == 0:
+        state.overfull = 1 if engine.waiting > state.passed else 0
+    if state.has_prompts != 0:
+        state.wait_for_prompts = interval - 1
+    elif engine.batch.prompts + engine.batch.decodes + engine.batch.wasted > 0:
+        state.wait_for_prompts -= 1
 
 
 @uncounted(inline=True)
@@ -82,7 +111,7 @@ def _serve_at_once(world: World, engine: Any, pool: Any, most: int) -> Any:
     in_order = engine.prefilling == 0 or (engine.prefilling == 1 and world.slots[last].left > 0)
     if not in_order or engine.decoding > pool.budget or pool.by_priority != 0:
         return -1
-    if engine.unforeseen > 0:
+    if engine.ahead.unforeseen > 0:
         return -1
     while True:
         left = pool.budget - engine.decoding
@@ -101,7 +130,7 @@ def _serve_at_once(world: World, engine: Any, pool: Any, most: int) -> Any:
             return -1
         make_room(world, engine, pool, engine.slots.last)
     take_blocks(world, engine, pool, grow)
-    engine.served_decodes = engine.decoding
+    engine.batch.decodes = engine.decoding
     if take > 0:
         _hold_for(world, engine, pool, last, take)
         serve_prefill(world, engine, last, take)
@@ -111,7 +140,7 @@ def _serve_at_once(world: World, engine: Any, pool: Any, most: int) -> Any:
 @uncounted(inline=True)
 def _looked_ahead(pool: Any, tokens: int) -> Any:
     """Return for how many tokens a request needs blocks whose drafter looks ahead of so many."""
-    tokens += pool.lookahead
+    tokens += settings_of(pool).lookahead
     return min(tokens, pool.longest) if pool.longest > 0 else tokens
 
 
@@ -121,13 +150,14 @@ def _cut(pool: Any, left: int, take: int) -> Any:
     the next chunk has what its drafter reads behind them.
     """
     rest = left - take
-    return max(take - pool.reads_ahead + rest, 0) if 0 < rest < pool.reads_ahead else take
+    lacking = settings_of(pool).reads_ahead - rest
+    return max(take - lacking, 0) if rest > 0 and lacking > 0 else take
 
 
 @uncounted(inline=True)
 def _hold_for(world: World, engine: Any, pool: Any, place: int, take: int) -> None:
     """Let a request in prefill hold the blocks for so many tokens more."""
-    engine.has_prompts = 1
+    state_of(engine).has_prompts = 1
     tokens = _looked_ahead(pool, done_by(engine, world.slots[place]) + take)
     hold(world, engine, pool, place, blocks_of(tokens, pool.block_size))
     if pool.caching != 0:
@@ -137,7 +167,8 @@ def _hold_for(world: World, engine: Any, pool: Any, place: int, take: int) -> No
 @uncounted()
 def _serve_in_order(world: World, engine: Any, pool: Any, most: int, deferred: bool) -> Any:
     """Go through those that run one by one; return the tokens left."""
-    left = pool.budget - pool.draft_slots
+    draft_slots = settings_of(pool).draft_slots
+    left = pool.budget - draft_slots
     place = engine.slots.first
     while place >= 0 and left > 0:
         slot = world.slots[place]
@@ -158,16 +189,16 @@ def _serve_in_order(world: World, engine: Any, pool: Any, most: int, deferred: b
             need = _lacks(engine, pool, slot, take)
             if need <= engine.free:
                 break
-            victim = victim_of(world, engine, pool)
+            victim = victim_of(world, engine, pool, True)
             if world.slots[victim].taken > 0:
-                left += world.slots[victim].taken + world.slots[victim].drafted + pool.draft_slots
+                left += world.slots[victim].taken + world.slots[victim].drafted + draft_slots
             make_room(world, engine, pool, victim)
             gone = victim == place
             if gone:
                 break
             following = slot.next
         if not gone:  # under priorities those behind one that is gone may still fit
-            left -= take + pool.draft_slots
+            left -= take + draft_slots
             if prefill:
                 _hold_for(world, engine, pool, place, take)
                 serve_prefill(world, engine, place, take)
@@ -212,11 +243,11 @@ def _serve_decode(world: World, engine: Any, pool: Any, place: int, drafted: int
     if slot.left < 0:
         waste_a_decode(engine, slot)
         slot.drafted = drafted
-        engine.verified += drafted
-        engine.rejected += drafted
+        engine.batch.verified += drafted
+        engine.batch.rejected += drafted
         return
     slot.taken = 1
-    engine.served_decodes += 1
+    engine.batch.decodes += 1
     if pool.drafts > 0:
         verify(world, engine, pool, place, drafted)
 
@@ -231,8 +262,9 @@ def _admit_waiting(
     """
     passed: Any = -1
     size = pool.block_size
-    runs_prompts = engine.has_prompts != 0
-    runs_decodes = engine.served_decodes + engine.wasted > 0
+    state, settings = state_of(engine), settings_of(pool)
+    runs_prompts = state.has_prompts != 0
+    runs_decodes = engine.batch.decodes + engine.batch.wasted > 0
     while left > 0 and engine.running < pool.batch_size and engine.queue.first >= 0:
         request = engine.queue.first
         target = world.again[request].target
@@ -261,18 +293,18 @@ def _admit_waiting(
             passed = request
             if world.again[request].passed == 0:
                 world.again[request].passed = 1
-                engine.passed += 1
+                state.passed += 1
             continue
         tokens = _looked_ahead(pool, hits * size + take)
         held = tokens
-        if pool.reserve_prompt != 0:
+        if settings.reserve_prompt != 0:
             held = max(held, target)
         if blocks_of(held, size) - hits + unused + spare > engine.free:
             break
         pop_waiting(world, engine, pool)
         if world.again[request].passed != 0:
             world.again[request].passed = 0
-            engine.passed -= 1
+            state.passed -= 1
         blocks = blocks_of(tokens, size)
         place = admit(world, engine, pool, request, blocks, hits)
         prefill = min(take, lacking)
@@ -281,9 +313,9 @@ def _admit_waiting(
         serve_prefill(world, engine, place, prefill)
         if pool.drafts > 0 and wanted > lacking:
             verify(world, engine, pool, place, take - prefill)
-        left -= take + pool.draft_slots
+        left -= take + settings.draft_slots
         if lacking > 1:
-            engine.has_prompts = 1
+            state.has_prompts = 1
     while passed >= 0:
         following = np.int64(world.rows[passed].next)
         wait_first(world, engine, pool, passed)

@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.errors import InputError
 from penstock.fields import Range
-from penstock.kernel import records
+from penstock.kernel.engines import sglang_records as kernel
 from penstock.system.engine import SHARE, Engine, Setting, count
 from penstock.system.scheduler import (
     Batching,
@@ -59,12 +59,12 @@ FIRST_RATIO = 0.7
 LEAST_SHARE_OF_IT = 0.14  # to which the new token ratio decays
 
 _QUEUE_ORDERS = {
-    "fcfs": records.BY_ARRIVAL,
-    "lof": records.BY_ARRIVAL,
-    "lpm": records.LONGEST_MATCH,
-    "dfs-weight": records.DFS_WEIGHT,
-    "hrrn": records.RESPONSE_RATIO,
-    "shortest-prefill-first": records.SHORTEST_PREFILL,
+    "fcfs": kernel.BY_ARRIVAL,
+    "lof": kernel.BY_ARRIVAL,
+    "lpm": kernel.LONGEST_MATCH,
+    "dfs-weight": kernel.DFS_WEIGHT,
+    "hrrn": kernel.RESPONSE_RATIO,
+    "shortest-prefill-first": kernel.SHORTEST_PREFILL,
 }
 """Those after the second look at a cache of prefixes. Without one the last is refused, and the
 others are the first, as in SGLang.
@@ -160,6 +160,8 @@ class Sglang(Engine):
                 reads_declared=not self.ignore_eos,
                 knows_outputs=self.ignore_eos,
                 goes_by_cache=self.schedule_policy in ("hrrn", "shortest-prefill-first"),
+                came_as="tokens" if self.schedule_policy == "hrrn" else "number",
+                takes_places=self.priority_preemption,
             ),
         )
 
@@ -187,6 +189,15 @@ class Sglang(Engine):
     def queue_order(self) -> int:
         """How the queue is sorted beside a cache of prefixes."""
         return _QUEUE_ORDERS[self.schedule_policy]
+
+    def told_to_rule(self, name: str, server: "Server") -> int:
+        """Return a setting of its rule; without priorities nobody makes room for them."""
+        by_priority = server.order == "priority"
+        if name in ("priority_preemption", "retracts_by_rank") and not by_priority:
+            return 0
+        if name == "queue_order" and server.caches_prefixes and server.usable_blocks is not None:
+            return kernel.BY_RANK if by_priority or self.queue.by_rank else self.queue_order
+        return super().told_to_rule(name, server)
 
     def check(self, server: "Server") -> None:
         """Refuse what SGLang cannot be told, and orders that it refuses."""
@@ -234,7 +245,7 @@ class Sglang(Engine):
     def ranks_of(self, priority: Any, declared: Any, order: str) -> Any:
         """Return by what the queue goes before the coming to it: the longest declared first."""
         sign = 1 if self.schedule_low_priority_values_first else -1
-        ranks = np.asarray(priority, np.int64) * sign * records.RANK if order == "priority" else 0
+        ranks = np.asarray(priority, np.int64) * sign * kernel.RANK if order == "priority" else 0
         return ranks - np.asarray(declared, np.int64) * self.queue.by_rank
 
     def environment(self) -> dict[str, str]:

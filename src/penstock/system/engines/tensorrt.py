@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from penstock.kernel import records
 from penstock.system.engine import Engine, Setting
-from penstock.system.scheduler import Batching, GpuRule, KVUse
+from penstock.system.scheduler import Batching, GpuRule, KVUse, Waiting
 
 _ADMISSIONS = {
     "guaranteed_no_evict": records.COMPLETION,
@@ -53,9 +53,10 @@ class TensorRtLlm(Engine):
                 reserves_last_token=not evicts,
                 gpu_rule=_GPU_RULE,
             ),
+            Waiting(waits_among_running=True),
         )
 
     @property
-    def admission(self) -> int:
+    def capacity_rule(self) -> int:
         """What must be free before a request is admitted."""
         return _ADMISSIONS[self.capacity]
