@@ -52,9 +52,10 @@ def _costs() -> dict[tuple[str, str], dict[str, float]]:
     event.register("numba:compile", Costs())
 
     from penstock.kernel import apart, events, quantiles, server
+    from penstock.system.engines import ENGINES
 
     events.compiled_advance()
-    for name in apart.APART:
+    for name in [*apart.APART, *(engine.rule for engine in ENGINES.values())]:
         apart.address(name)
     quantiles.compiled_find_quantiles()
     for composed in (False, True):

@@ -20,8 +20,9 @@ settings.load_profile("repeatable")
 
 SIMULATOR = """
 from penstock.kernel import apart, events, server
+from penstock.system.engines import ENGINES
 server.compiled_advance(False), server.compiled_advance(True), events.compiled_advance()
-[*map(apart.address, apart.APART)]
+[*map(apart.address, [*apart.APART, *{engine.rule for engine in ENGINES.values()}])]
 """
 """Compiles what takes longest; what is kept, or what another process compiles just then, is not compiled again."""
 

@@ -55,13 +55,14 @@ def test_each_function_that_a_system_may_lack_is_compiled_for_some_name(monkeypa
     from penstock.checking import warm
     from penstock.kernel import apart, events
     from penstock.kernel.records import APART
+    from penstock.system.engines import ENGINES
 
     compiled: list[str] = []
     monkeypatch.setattr(apart, "address", compiled.append)
     monkeypatch.setattr(events, "compiled_advance", lambda: None)
     for prepare in [prepare[-1] for prepare in warm._parts().values()]:
         prepare()
-    assert set(compiled) == set(APART)
+    assert set(compiled) == {*APART, *(engine.rule for engine in ENGINES.values())}
 
 
 @pytest.mark.slow

@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kernel import composition, counting, gaps
+from penstock.kernel import composition, counting, recording
 from penstock.kernel.compiled_code import from_python
 from penstock.kernel.composition import BITS, HALF, Terms
-from penstock.kernel.gaps import CARRY
+from penstock.kernel.recording import CARRY
 from penstock.kernel.records import CLOCK, table
 
 # Parts of the kernel, as Python can call them.
@@ -20,8 +20,8 @@ batches_begun, batches_done, cost_of, rise_of, ticks_of, ticks_of_run, count_run
         composition.rise_of,
         composition.ticks_of,
         composition.ticks_of_run,
-        gaps.count_run,
-        gaps.count_stall,
+        recording.count_run,
+        recording.count_stall,
     )
 )
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import InputError
-from penstock.kernel.gaps import CARRY
+from penstock.kernel.recording import CARRY
 from penstock.kernel.signatures import DECODE_FIRST
 from penstock.simulation.new_world import SERIES_INSTANTS
 from penstock.simulation.simulate import simulate

@@ -245,14 +245,14 @@ def hold(world: World, engine: Any, pool: Any, place: int, after: int) -> None:
     """Let a request in prefill hold so many blocks in all."""
     slot = world.slots[place]
     if pool.caching == 0:
-        engine.free -= after - slot.held
-    elif after > slot.held:
-        take(world, engine, after - slot.held)
-    slot.held = after
+        engine.free -= after - slot.blocks
+    elif after > slot.blocks:
+        take(world, engine, after - slot.blocks)
+    slot.blocks = after
 
 
 @apart(types.void(A_WORLD, AN_ENGINE, NUMBER, NUMBER, NUMBER))
-def occupy(world: World, engine: Any, place: int, hits: int, held: int) -> None:
+def occupy(world: World, engine: Any, place: int, hits: int, blocks: int) -> None:
     """Let a request that is admitted hold so many blocks, of which the first ones, those just found
     in the cache, have its prefix already.
     """
@@ -264,12 +264,12 @@ def occupy(world: World, engine: Any, place: int, hits: int, held: int) -> None:
         block.users += 1
         world.table[place, index] = world.hits[index]
     world.slots[place].named = hits
-    take(world, engine, held - hits)
+    take(world, engine, blocks - hits)
 
 
 @apart(types.void(A_WORLD, AN_ENGINE, A_POOL, NUMBER, NUMBER, NUMBER, types.boolean))
 def give_back(
-    world: World, engine: Any, pool: Any, place: int, held: int, full: int, sought: bool
+    world: World, engine: Any, pool: Any, place: int, blocks: int, full: int, sought: bool
 ) -> None:
     """Let a request that leaves give back its blocks, the last first; the full ones keep what they
     hold.
@@ -282,7 +282,7 @@ def give_back(
     while slot.named < end:
         _name_next(world, engine, pool, place)
     unsought = max(full - slot.named, 0)
-    nameless = held - slot.named - unsought
+    nameless = blocks - slot.named - unsought
     engine.cache.nameless += nameless
     engine.free += nameless + unsought
     if unsought > 0:

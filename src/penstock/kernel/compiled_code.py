@@ -109,7 +109,7 @@ class _WholeLibrary(JITCodeLibrary):
         super().finalize()
 
     def _optimize_final_module(self) -> None:
-        parts = [each for each in self._linking_libraries if isinstance(each, _PartLibrary)]
+        parts = [part for part in self._linking_libraries if isinstance(part, _PartLibrary)]
         names = {f.name for part in parts for f in part.get_defined_functions()}
         for function in self.get_defined_functions():
             if function.name in names:
@@ -157,9 +157,9 @@ class _Whole(CompilerBase):
         """Return Numba's own passes, but for the one that translates and those that are idle."""
         passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
         passes.passes = [
-            (_WholeLowering, what) if each is NativeLowering else (each, what)
-            for each, what in passes.passes
-            if each not in (AnnotateTypes, DumpParforDiagnostics)
+            (_WholeLowering, what) if step is NativeLowering else (step, what)
+            for step, what in passes.passes
+            if step not in (AnnotateTypes, DumpParforDiagnostics)
         ]
         passes.finalize()
         return [passes]
@@ -175,20 +175,20 @@ class _PassesOfParts(PassManager):
 
     def __init__(self) -> None:
         super().__init__("part")
-        for each in (
+        for step in (
             *(TranslateByteCode, FixupArgs, IRProcessing, RewriteSemanticConstants),
             *(DeadBranchPrune, GenericRewrites, ReconstructSSA, NopythonTypeInference),
             *(PreLowerStripPhis, IRLegalization, _PartLowering, NoPythonBackend),
         ):
-            self.add_pass(each, "")
+            self.add_pass(step, "")
         self.finalize()
 
     def run(self, state: Any) -> None:
         """Run them."""
         for kind, _ in self.passes:
-            each = _pass_registry.get(kind).pass_inst
-            each.analysis = self._analysis
-            each.run_pass(state)
+            step = _pass_registry.get(kind).pass_inst
+            step.analysis = self._analysis
+            step.run_pass(state)
             if kind is DeadBranchPrune:
                 PostProcessor(state.func_ir).run()
 

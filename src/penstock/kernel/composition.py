@@ -55,10 +55,12 @@ def cost_of(
     tokens processed before; ``context``: over decodes, the sum of tokens processed before.
     """
     per = terms.per
-    before, beside = (per[DECODE], 0) if prefill == 0 else (per[MIXED], per[PREFILL])
+    before, extra = per[DECODE], 0
+    if prefill > 0:
+        before, extra = per[MIXED], per[PREFILL]
     return (
         terms.linear[prefill + decodes]
-        + beside
+        + extra
         + per[REQUEST] * requests
         + per[SELF] * (squares + decodes)
         + per[CROSS] * pairs

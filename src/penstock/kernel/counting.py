@@ -1,13 +1,18 @@
-"""A multiset of integers in one array: how often each key was added, by open addressing.
+"""Counters: a multiset of integers in one array, and histograms of spans of time.
 
-The kernel counts gaps between tokens and batch compositions with it, millions of times a second.
-Keys and counts alternate, so that a look-up touches one cache line.
+The kernel counts gaps between tokens and batch compositions with the multiset, millions of times a
+second. Its keys and counts alternate, so that a look-up touches one cache line.
 """
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.kernel.compiled_code import allocating_nothing, uncounted
+
+# -- how often each key was added, by open addressing
+
 
 EMPTY = -1
 Multiset = npt.NDArray[np.int64]
@@ -59,3 +64,31 @@ def contents(multiset: Multiset) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.
     used = np.flatnonzero(keys != EMPTY)
     order = used[np.argsort(keys[used], kind="stable")]
     return keys[order], counts[order]
+
+
+# -- spans, to their leading binary digits
+
+
+Ints = npt.NDArray[np.int64]
+
+
+@allocating_nothing
+def count_spans(cells: Ints, begin: Ints, end: Ints, bits: int) -> Any:
+    """Count the ticks from each begin to its end in the cell of their leading ``bits`` digits; an
+    end below 0 has not come.
+
+    A cell is named by how many digits are cut off, then by those left. Return the sum of all spans,
+    its multiples of 2^32 apart: the sum itself could overflow.
+    """
+    high = 0
+    low = 0
+    for index in range(end.size):
+        if end[index] < 0:
+            continue
+        span = end[index] - begin[index]
+        high += span >> 32
+        low += span & 0xFFFFFFFF
+        digits = int(np.float64(span).view(np.int64) >> 52) - 1022  # the exponent of a double
+        shift = max(digits - bits, 0)
+        cells[(shift << bits) + (span >> shift)] += 1
+    return high, low

@@ -58,23 +58,23 @@ def keep_accepted(world: World, engine: Any, pool: Any) -> Any:
     return how many do.
     """
     heads, bits = world.heads[engine.line], world.bits[engine.line]
-    kept = 0
+    total = 0
     place = engine.slots.first
     while place >= 0:
         slot = world.slots[place]
         slot.flight = 0
         if slot.left == 0 and slot.taken > 0:
             forget_rejected(pool, slot)
-            more = slot.brings - 1
-            if more > 0:
+            right = slot.brings - 1
+            if right > 0:
                 count_growth(world, engine, pool, slot, -1)
-                put_off(world.slots, heads, bits, place, -more)
-                engine.context_base += more
+                put_off(world.slots, heads, bits, place, -right)
+                engine.context_base += right
                 count_growth(world, engine, pool, slot, 1)
-                kept += more
+                total += right
         place = slot.next
-    engine.decode_tokens -= kept
-    return kept
+    engine.decode_tokens -= total
+    return total
 
 
 @uncounted()

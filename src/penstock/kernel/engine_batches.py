@@ -45,9 +45,9 @@ from penstock.kernel.running import (
     count_growth,
     done_by,
     tokens_sent_to,
+    wait_last,
 )
 from penstock.kernel.transfers import come, receive
-from penstock.kernel.waiting import wait_last
 
 
 @uncounted(inline=True)
@@ -77,8 +77,8 @@ def begin_in_decode(world: World) -> None:
         row = world.rows[request]
         prompt, decodes = np.int64(row.left), np.int64(row.decodes)
         later = 1 if pool.grows != 0 else decodes + pool.reserves_last
-        held = blocks_of(prompt + later, pool.block_size)
-        if held + pool.watermark > engine.free:
+        blocks = blocks_of(prompt + later, pool.block_size)
+        if blocks + pool.watermark > engine.free:
             break
         clock.next_job += 1
         row.server = 0
@@ -100,8 +100,8 @@ def begin_in_decode(world: World) -> None:
         replica.unprocessed += decodes
         clock.future += decodes
         if pool.grows != 0:
-            held = blocks_of(prompt, pool.block_size)
-        place = admit(world, engine, pool, request, held, 0)
+            blocks = blocks_of(prompt, pool.block_size)
+        place = admit(world, engine, pool, request, blocks, 0)
         if pool.caching != 0:
             name_blocks(world, engine, pool, place, prompt, prompt + pool.convention)
         engine.prefilling -= 1

@@ -12,10 +12,9 @@ from penstock.kernel.composition import ticks_of
 from penstock.kernel.drafts import forget_rejected, keep_accepted, know_rejected
 from penstock.kernel.due_epochs import empty_bucket
 from penstock.kernel.engines.sglang_cache import keep_ahead, keep_at_end, note_joined
-from penstock.kernel.gaps import count_stall
 from penstock.kernel.in_progress import begun_again
 from penstock.kernel.lists import append_leaving
-from penstock.kernel.recording import note_gaps, note_gaps_within
+from penstock.kernel.recording import count_stall, note_gaps, note_gaps_within
 from penstock.kernel.records import (
     COMPOSED,
     IN_FLIGHT,
@@ -167,17 +166,17 @@ def give_back_of_finished(world: World, engine: Any, pool: Any, epoch: int) -> N
         if pool.ahead == 0 and slot.left == 0:
             ends = slot.due == epoch
         elif pool.ahead == 0:
-            kept = max(slot.brings - 1, 0)  # drafts beside its last token
-            ends = slot.left == slot.taken and slot.outputs == pool.convention + kept
+            right = max(slot.brings - 1, 0)  # drafts beside its last token
+            ends = slot.left == slot.taken and slot.outputs == pool.convention + right
         if ends:
             wasted = slot.taken if slot.left == IN_FLIGHT else 0
-            held: Any = blocks_of(slot.total + wasted, pool.block_size)
+            blocks: Any = blocks_of(slot.total + wasted, pool.block_size)
             if pool.drafts > 0:
-                held = np.int64(slot.held if slot.left > 0 else slot.grown)
+                blocks = np.int64(slot.blocks if slot.left > 0 else slot.grown)
             sought = world.again[slot.request].followed != 0
             total = np.int64(slot.total)
             full = nameable(pool, total, total + pool.convention) // pool.block_size
-            give_back(world, engine, pool, place, held, full, sought)
+            give_back(world, engine, pool, place, blocks, full, sought)
         place = slot.next
 
 
@@ -343,14 +342,14 @@ def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bo
             if pool.convention != 0 or decodes == 0:
                 engine.barren = 0
                 _first_token(world, replica, engine, pool, slot)
-            slot.grown = slot.held
+            slot.grown = slot.blocks
             slot.before = slot.last
             if decodes == 0 and pool.ahead != 0:
                 change_phase(world, engine, slot.request, 1)
                 _stay(world, engine, place)
             elif decodes == 0:
                 if pool.caching == 0:
-                    engine.free += slot.held - slot.shared
+                    engine.free += slot.blocks - slot.shared
                 _leave(world, replica, engine, place)
             else:
                 if pool.convention == 0:

@@ -42,8 +42,7 @@ from penstock.kernel.in_progress import (
     ticks_of_batches,
     touch,
 )
-from penstock.kernel.line_batches import form_from_lines
-from penstock.kernel.line_ends import end_of_lines, join_line
+from penstock.kernel.lines import end_of_lines, form_from_lines, join_line
 from penstock.kernel.outages import happen, strand
 from penstock.kernel.recording import count_composition, has_room, note_run, thin_series
 from penstock.kernel.records import (

@@ -97,8 +97,8 @@ class _Kept(NullCache):
         system, *processor = context.codegen().magic_tuple()
         about = (self._about, text_of(self._file), str(normalize_signature(signature)), system)
         digests = [
-            hashlib.sha256(repr((*about, *each)).encode()).hexdigest()[:32]
-            for each in (processor, ANY_PROCESSOR)
+            hashlib.sha256(repr((*about, *kind)).encode()).hexdigest()[:32]
+            for kind in (processor, ANY_PROCESSOR)
         ]
         stem = f"{self._file.stem}.{re.sub('[<>]', '', self._function)}"
         return [f"{stem}-{digest}" for digest in digests]
@@ -114,13 +114,13 @@ class _Kept(NullCache):
             file = folder / f"{name}{KEPT}"
             try:
                 data = file.read_bytes()
-                found = CompileResult._rebuild(context, *pickle.loads(_checked(data)))
+                result = CompileResult._rebuild(context, *pickle.loads(_checked(data)))
             except Exception:  # not there, cut short, something else: pickle raises what it likes
                 continue
             if _only and folder != _only[0]:
                 _write(_only[0], name, data)
             _touch(file)
-            return found
+            return result
         return None
 
     def save_overload(self, signature: Any, result: Any) -> None:
@@ -178,11 +178,10 @@ def _note(what: str, *of: object) -> None:
 @functools.cache
 def text_of(file: Path) -> str:
     """Return a digest of a file, and of all those of the kernel that it imports."""
-    reached, found = {file}, [file]
-    for each in found:  # which grows
-        found += (more := _imported(each) - reached)
-        reached |= more
-    digests = sorted((each.name, _read(each)[0]) for each in reached)
+    files = [file]
+    for one in files:  # which grows
+        files += _imported(one) - set(files)
+    digests = sorted((one.name, _read(one)[0]) for one in files)
     return hashlib.sha256(repr(digests).encode()).hexdigest()
 
 
@@ -225,10 +224,10 @@ def _shipped() -> Path | None:
 
 @functools.cache
 def _users() -> Path:
-    """Return the user's place: the folder that Numba was given, or one in the user's cache."""
-    given = numba.config.CACHE_DIR  # type: ignore[attr-defined]
-    if given:
-        return Path(given) / "penstock"
+    """Return the user's place: the folder that Numba was told, or one in the user's cache."""
+    folder = numba.config.CACHE_DIR  # type: ignore[attr-defined]
+    if folder:
+        return Path(folder) / "penstock"
     return Path(AppDirs("penstock").user_cache_dir) / "compiled"
 
 

@@ -4,6 +4,7 @@ A run can stop anywhere and go on, for more arrivals, for room, for a progress b
 lasts is kept elsewhere. Places in these arrays are whole numbers; -1 stands for none.
 """
 
+import functools
 from collections import namedtuple
 from typing import Any
 
@@ -97,18 +98,22 @@ def table(kind: np.dtype[np.void], count: int) -> Any:
     """Return so many records, all zero, whose fields are attributes in compiled code and in
     Python; lists are empty.
     """
-    rows = np.zeros(count, kind).view(np.recarray)
-    _empty_lists(rows)
-    return rows
+    rows = np.zeros(count, kind)
+    if ends := _ends_in(kind):
+        rows.view(np.int64).reshape(count, kind.itemsize // 8)[:, ends] = -1
+    return rows.view(np.recarray)
 
 
-def _empty_lists(rows: Any) -> None:
-    names = rows.dtype.names
-    if set(ENDS.names) <= set(names):
-        rows.first = rows.last = -1
-    for name in names:
-        if rows.dtype[name].names:
-            _empty_lists(rows[name])
+@functools.cache
+def _ends_in(kind: np.dtype[np.void]) -> list[int]:
+    """Return which words of a record are the ends of its lists."""
+    words: list[int] = []
+    for name, (field, offset, *_) in (kind.fields or {}).items():
+        first = offset // np.dtype(np.int64).itemsize
+        if "first" in kind.names and name in ENDS.names and "last" in kind.names:  # type: ignore[operator]
+            words.append(first)
+        words += [first + word for word in _ends_in(field)]
+    return words
 
 
 def joined(*tables: Any) -> Any:
@@ -159,7 +164,7 @@ router learns next how its replicas are; ``bad_router``: 1 + a replica of the po
 failed. ``next_outage``:
 tick at which a replica dies or comes back next; ``outages_done``: rows of `World.outages` that have
 happened; ``stranded``: requests that wait
-until a replica of their pool is back. The others count what is used of arrays, and `gaps`.
+until a replica of their pool is back. The others count what is used of arrays, and gaps.
 """
 
 WORDS_OF_RULE = 32
@@ -298,7 +303,7 @@ records begin in `World.blocks`, and the first that stands for nothing; its `Wor
 """
 
 TREE = record((ENDS, "leaves joined"), i8="root nodes free_node touches")
-"""A cache that is a tree (`radix`).
+"""A cache that is a tree (`penstock.kernel.engines.sglang_cache`).
 
 ``leaves`` that may be given up; slots of those whose prefill is complete when the batch in progress
 ends (``joined``). The root, nodes in use so far, the first that is free again, touches so far.
@@ -332,7 +337,7 @@ ENGINE = record(
 """One per replica that is an engine.
 
 Which replica, of which pool; its rows of ``heads`` and of ``growth``. ``slots``: the running list;
-``queue``: those that wait, or with priorities the root of a heap (`waiting`); how many run, of
+``queue``: those that wait, or with priorities the root of a heap; how many run, of
 these in each phase, and wait. ``epoch``: decode batches; ``last_step``: tick at which those who
 decode had their last token, all but those ``out_of_step``, which know theirs; ``context_base``:
 tokens before the next decodes of all, less decoding * epoch. What policies see.
@@ -407,7 +412,7 @@ DIES, DIES_WITH_REQUESTS, RETURNS = range(3)
 SLOT = record(
     i8="due last before request",
     i4="""
-    previous next chain left target total outputs held taken served_next
+    previous next chain left target total outputs blocks taken served_next
     drafted brings rejected flight grown
     shared named end_node joined next_joined
     """,
@@ -477,7 +482,7 @@ costs; ``per`` (pools, 6): what is added (`composition`); ``params``: of policie
 Of requests that decode: ``slots``; ``heads``, ``bits``: a row per line; ``growth`` (engines, block
 size): how many by the epochs, modulo the block size, at which they need a block. ``lives``: of
 those who are to run together, in order of that, outputs left and tokens held. ``nodes``: of caches
-that are trees (`radix`); ``blocks``, ``buckets``, ``table``, ``hits``, ``ids``, ``bounds``: of the
+that are trees; ``blocks``, ``buckets``, ``table``, ``hits``, ``ids``, ``bounds``: of the
 others (`blocks`), ``hits`` those just found for a prompt.
 
 Per job ``job_arrival`` (tick), ``job_root`` (first request), ``job_tokens`` (forward tokens). Per

@@ -58,7 +58,7 @@ def _not_begun(world: World, engine: Any) -> Any:
         slot = world.slots[place]
         if slot.left == slot.target and slot.taken == 0:
             requests += 1
-            blocks += slot.held
+            blocks += slot.blocks
         place = slot.next
     return requests, blocks
 

@@ -1,23 +1,109 @@
-"""The running list of an engine: what its requests have done, hold and need, and how they move on.
+"""Requests at an engine: those that wait, those that run, and how they move from one to the other.
+
+Those that wait are linked through their rows; where the queue goes by rank they are a skew heap.
 
 Running requests are *slots* in a list, in the order in which the engine keeps them. One in prefill
 knows how many tokens are left; one in decode only the *epoch* (number of decode batches) at which
 it is due, so that a batch that serves all of them touches none. Memory follows the same idea: a
 decoding request takes a block every ``block_size`` epochs, so counting requests by the remainder of
 their epoch (*growth*) says what the next batch needs.
+
+Who is preempted when KV memory is short leaves its slot and waits again, with what it must do anew
+in its row of ``again``.
 """
 
 from typing import Any
 
 import numpy as np
 
-from penstock.kernel.blocks import blocks_of, name_blocks, occupy
+from penstock.kernel.blocks import blocks_of, give_back, name_blocks, nameable, occupy
 from penstock.kernel.compiled_code import uncounted
-from penstock.kernel.due_epochs import chain
-from penstock.kernel.lists import append, append_served, unlink
-from penstock.kernel.records import EVICTED, IN_STEP, NONE_YET, World
+from penstock.kernel.due_epochs import chain, unchain
+from penstock.kernel.engines.sglang_cache import leave
+from penstock.kernel.lists import append, append_row, append_served, unlink
+from penstock.kernel.records import (
+    CAME_BY_NUMBER,
+    CAME_WITH_ARRIVAL,
+    EVICTED,
+    IN_STEP,
+    NONE_YET,
+    World,
+)
 
-# -- what a running request has done, holds and needs; ``slot`` is its record
+# -- the waiting queue
+
+
+@uncounted(inline=True)
+def comes_before(world: World, one: int, other: int) -> Any:
+    """Return whether a request is served before another: by priority, arrival, then row."""
+    a, b = world.again[one].priority, world.again[other].priority
+    if a != b:
+        return a < b
+    a, b = world.again[one].came, world.again[other].came
+    return a < b or (a == b and one < other)
+
+
+@uncounted()
+def _merged(world: World, one: int, other: int) -> Any:
+    """Return the root of two skew heaps made one."""
+    root = above = -1
+    while one >= 0 and other >= 0:
+        if comes_before(world, other, one):
+            one, other = other, one
+        if above < 0:
+            root = one
+        else:
+            world.again[above].less = one
+        above = one
+        one = world.again[above].more
+        world.again[above].more = world.again[above].less
+    rest = max(one, other)
+    if above < 0:
+        return rest
+    world.again[above].less = rest
+    return root
+
+
+@uncounted(inline=True)
+def wait_last(world: World, engine: Any, pool: Any, request: int) -> None:
+    """Put a request at the end of the queue, or where its priority puts it."""
+    engine.waiting += 1
+    if pool.came_as != CAME_WITH_ARRIVAL:
+        if pool.came_as == CAME_BY_NUMBER:
+            engine.age += 1
+        world.again[request].came = engine.age
+    elif pool.by_priority != 0:
+        world.again[request].came = world.ready[request]
+    if pool.by_priority != 0:
+        world.again[request].less = world.again[request].more = -1
+        engine.queue.first = _merged(world, engine.queue.first, request)
+        return
+    append_row(world.rows, engine.queue, request)
+
+
+@uncounted(inline=True)
+def wait_first(world: World, engine: Any, pool: Any, request: int) -> None:
+    """Put a request at the head of the queue, or where its priority puts it."""
+    if pool.by_priority != 0:
+        wait_last(world, engine, pool, request)
+        return
+    engine.waiting += 1
+    if engine.queue.first < 0:
+        engine.queue.last = request
+    world.rows[request].next = engine.queue.first
+    engine.queue.first = request
+
+
+@uncounted(inline=True)
+def pop_waiting(world: World, engine: Any, pool: Any) -> Any:
+    """Take the request that is served next, the first of `ENGINE.queue`, out of the queue."""
+    request = engine.queue.first
+    engine.waiting -= 1
+    if pool.by_priority != 0:
+        engine.queue.first = _merged(world, world.again[request].less, world.again[request].more)
+    else:
+        engine.queue.first = world.rows[request].next
+    return request
 
 
 @uncounted(inline=True)
@@ -34,7 +120,7 @@ def done_by(engine: Any, slot: Any) -> Any:
 def held_by(engine: Any, pool: Any, slot: Any) -> Any:
     """Return the blocks that a running request holds."""
     if pool.grows == 0 or slot.left > 0:
-        return slot.held
+        return slot.blocks
     if pool.drafts > 0:
         return slot.grown
     if slot.left < 0:
@@ -124,7 +210,7 @@ def admit(world: World, engine: Any, pool: Any, request: int, blocks: int, hits:
     slot.left = again.target
     slot.outputs = again.outputs
     slot.total = peak_of(world, pool, request)
-    slot.held = blocks
+    slot.blocks = blocks
     slot.last = again.last
     slot.before = NONE_YET
     slot.shared = slot.named = slot.joined = 0
@@ -210,7 +296,7 @@ def change_phase(world: World, engine: Any, request: int, change: int) -> None:
 def begin_decode(world: World, engine: Any, pool: Any, place: int, iterations: int) -> None:
     """Let a request decode from the next batch on."""
     slot = world.slots[place]
-    slot.grown = slot.held
+    slot.grown = slot.blocks
     slot.left = 0
     slot.due = engine.epoch + iterations
     chain(world.slots, world.heads[engine.line], world.bits[engine.line], place)
@@ -231,3 +317,139 @@ def end_decode(world: World, engine: Any, pool: Any, slot: Any) -> None:
         slot.last = engine.last_step
     else:
         engine.out_of_step -= 1
+
+
+# -- preemption
+
+
+@uncounted()
+def _strike(world: World, engine: Any, place: int) -> None:
+    """Take a request in prefill out of the batch that is being formed."""
+    engine.batch.prompts -= 1
+    following = world.slots[place].served_next
+    if engine.batch.served.first == place:
+        engine.batch.served.first = following
+        return
+    before = engine.batch.served.first
+    while world.slots[before].served_next != place:
+        before = world.slots[before].served_next
+    world.slots[before].served_next = following
+    if following < 0:
+        engine.batch.served.last = before
+
+
+@uncounted(inline=True)
+def _named(engine: Any, pool: Any, slot: Any, done: int) -> Any:
+    """Return how many blocks of a running request are full, and can have names.
+
+    What is in the batch has its name already; but a step ahead, what the batch in progress brings
+    is not known before the batch after it starts.
+    """
+    computed, known = done + np.int64(slot.taken), np.int64(slot.target)
+    if slot.left <= 0:
+        flight = flight_of(engine, pool, slot)
+        computed, known = max(known, computed - flight), done + 1 - flight
+    return nameable(pool, computed, known) // pool.block_size
+
+
+@uncounted()
+def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
+    """Take a running request out, with what it has to do again in ``again``; return it, to be
+    queued.
+    """
+    slot = world.slots[place]
+    request = slot.request
+    again = world.again[request]
+    done = done_by(engine, slot)
+    blocks = held_by(engine, pool, slot)
+    full = _named(engine, pool, slot, done)
+    again.target = slot.target
+    again.outputs = slot.outputs
+    again.times += 1
+    if slot.left > 0:
+        engine.prefilling -= 1
+        engine.waiting_tokens += slot.taken - slot.left
+        if slot.taken > 0:  # it was served in this batch already
+            _strike(world, engine, place)
+    else:
+        left = slot.due - engine.epoch
+        engine.decode_tokens -= left
+        unchain(world.slots, world.heads[engine.line], world.bits[engine.line], place)
+        end_decode(world, engine, pool, slot)
+        change_phase(world, engine, request, -1)
+        again.target = slot.total + pool.convention - left
+        again.outputs = left
+        if slot.taken > 0:
+            engine.batch.decodes -= 1
+            if pool.drafts > 0:
+                engine.batch.verified -= slot.drafted
+                engine.batch.rejected -= 1 + slot.drafted - slot.brings
+    again.last = slot.last
+    engine.waiting_tokens += again.target
+    if pool.radix != 0:
+        leave(world, engine, slot.end_node)
+        slot.joined = 0
+        again.matched = 0
+    if pool.caching == 0:
+        engine.free += blocks - slot.shared
+    else:
+        give_back(world, engine, pool, place, blocks, full, True)
+    slot.taken = 0
+    release(world, engine, place)
+    engine.batch.preempted += 1
+    engine.preemptions += 1
+    engine.lost += done
+    add_tokens(world, engine, done)
+    return request
+
+
+@uncounted()
+def _evict_ahead(world: World, engine: Any, pool: Any, place: int) -> None:
+    """Take the blocks of a request whose last token is in flight; it does nothing again."""
+    slot = world.slots[place]
+    blocks = held_by(engine, pool, slot)
+    if pool.caching == 0:
+        engine.free += blocks
+    else:
+        full = _named(engine, pool, slot, np.int64(slot.total))
+        sought = world.again[slot.request].followed != 0
+        give_back(world, engine, pool, place, blocks, full, sought)
+    if ends_unforeseen(world, slot):
+        engine.ahead.unforeseen -= 1
+        engine.batch.wasted -= slot.taken
+        engine.batch.verified -= slot.drafted
+        engine.batch.rejected -= slot.drafted
+    slot.left = EVICTED
+    unlink(world.slots, engine.slots, place)
+    engine.running -= 1
+    engine.batch.preempted += 1
+    engine.preemptions += 1
+    world.again[slot.request].times += 1
+
+
+@uncounted(inline=True)
+def make_room(world: World, engine: Any, pool: Any, place: int) -> None:
+    """Preempt a request, which is then the first that waits."""
+    if world.slots[place].left < 0:
+        _evict_ahead(world, engine, pool, place)
+        return
+    wait_first(world, engine, pool, preempt(world, engine, pool, place))
+
+
+@uncounted(inline=True)
+def victim_of(world: World, engine: Any, pool: Any, first_of_equals: bool) -> Any:
+    """Return who is preempted next: the last of the list, or the one whose priority puts it last;
+    of those that came at once with the same, the last row or the first of the list.
+    """
+    if pool.by_priority == 0:
+        return engine.slots.last
+    victim = engine.slots.first
+    place = world.slots[victim].next
+    while place >= 0:
+        one, other = world.slots[victim].request, world.slots[place].request
+        tie = world.again[one].priority == world.again[other].priority
+        tie = tie and world.again[one].came == world.again[other].came
+        if comes_before(world, one, other) and not (tie and first_of_equals):
+            victim = place
+        place = world.slots[place].next
+    return victim

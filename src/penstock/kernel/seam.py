@@ -12,7 +12,6 @@ from penstock.kernel.apart import A_RULE, apart
 from penstock.kernel.blocks import blocks_of, found_in_cache, take_blocks
 from penstock.kernel.choice import ask, decodes_beside, failure_of
 from penstock.kernel.compiled_code import uncounted
-from penstock.kernel.preemption import make_room, victim_of
 from penstock.kernel.records import (
     COMPLETION,
     OPTIMISTIC,
@@ -24,14 +23,17 @@ from penstock.kernel.running import (
     admit,
     done_by,
     growth_of,
+    make_room,
     name_output,
     name_prompt,
     needs,
     peak_of,
+    pop_waiting,
     serve_prefill,
+    victim_of,
+    wait_first,
 )
 from penstock.kernel.signatures import SEES_BATCH, SEES_DECODES, Limits, Queue
-from penstock.kernel.waiting import pop_waiting, wait_first
 
 
 @apart(A_RULE)
@@ -195,14 +197,14 @@ def _begun(world: World, engine: Any, pool: Any) -> Any:
 @uncounted(inline=True)
 def _may_take(engine: Any, pool: Any, slot: Any, free: int) -> Any:
     """Return the most tokens that a request in mid-prefill may be given."""
-    room = (slot.held + free) * pool.block_size - done_by(engine, slot)
+    room = (slot.blocks + free) * pool.block_size - done_by(engine, slot)
     return min(slot.left, room)
 
 
 @uncounted(inline=True)
 def _blocks_for(engine: Any, pool: Any, slot: Any, take: int) -> Any:
     """Return the blocks that so many more tokens of a prompt need."""
-    return max(blocks_of(done_by(engine, slot) + take, pool.block_size) - slot.held, 0)
+    return max(blocks_of(done_by(engine, slot) + take, pool.block_size) - slot.blocks, 0)
 
 
 @uncounted()
@@ -228,14 +230,14 @@ def _admissible(world: World, engine: Any, pool: Any, request: int, free: int) -
 
 
 @uncounted()
-def _fill(world: World, engine: Any, pool: Any, wanted: int, requests: int) -> Any:
+def _fill(world: World, engine: Any, pool: Any, tokens: int, requests: int) -> Any:
     """Serve so many prompt tokens of at most so many requests, those that run first; return the
     tokens served.
     """
     size = pool.block_size
     grow = growth_of(world, engine, pool)
     free = engine.free - grow
-    left = wanted
+    left = tokens
     begun, seen = engine.prefilling, 0
     single = begun == 1
     place = engine.slots.last if single else engine.slots.first
@@ -246,7 +248,7 @@ def _fill(world: World, engine: Any, pool: Any, wanted: int, requests: int) -> A
             take = min(_may_take(engine, pool, slot, free), left)
             if take > 0:
                 blocks = _blocks_for(engine, pool, slot, take)
-                slot.held += blocks
+                slot.blocks += blocks
                 engine.free -= blocks  # none where blocks are cached: its prompt has all of them
                 free -= blocks
                 if pool.caching != 0:
@@ -273,4 +275,4 @@ def _fill(world: World, engine: Any, pool: Any, wanted: int, requests: int) -> A
         serve_prefill(world, engine, place, take)
         left -= take
         requests -= 1
-    return wanted - left
+    return tokens - left

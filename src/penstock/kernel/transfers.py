@@ -32,10 +32,10 @@ def come(world: World, engine: Any, pool: Any, request: int) -> None:
     kind = world.pools[source.pool]
     if kind.by_lines == 0 and world.engines[source.engine].usable > 0:
         sender = world.engines[source.engine]
-        held = min(blocks_of(sent.tokens, kind.block_size), sender.free + sender.evictable)
-        sender.free -= held
-        sent.lent = held
-        sender.transfers.lending += held > 0
+        blocks = min(blocks_of(sent.tokens, kind.block_size), sender.free + sender.evictable)
+        sender.free -= blocks
+        sent.lent = blocks
+        sender.transfers.lending += blocks > 0
     world.again[request].came = clock.now
     settle(world, world.servers[engine.server], engine, pool)
     engine.transfers.incoming += 1

@@ -6,7 +6,7 @@ import functools
 import numpy as np
 
 from penstock.inputs.arrays import Ints
-from penstock.kernel.spans import count_spans
+from penstock.kernel.counting import count_spans
 
 LEADING_BITS = 11
 """Binary digits that a summary keeps of a time: within 0.05%."""

@@ -192,8 +192,8 @@ class Scheduler(abc.ABC):
         return (0.0,)
 
     def told_to_rule(self, name: str, server: "Server") -> int:
-        """Return the setting that its rule reads under a name, at a server."""
-        return int(getattr(self, name))
+        """Return the setting that its rule reads under a name, at a server; 0: it has none."""
+        return int(getattr(self, name, 0))
 
     @property
     @abc.abstractmethod

@@ -12,27 +12,28 @@ from penstock.kernel.apart import A_RULE, apart
 from penstock.kernel.blocks import blocks_of, take_blocks
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.engines.sglang_cache import keep, make_free_for
-from penstock.kernel.engines.sglang_estimate import made_by, rank_of
 from penstock.kernel.engines.sglang_prompts import serve_prompts
 from penstock.kernel.engines.sglang_records import (
     RESPONSE_RATIO,
     SETTINGS,
     SHORTEST_PREFILL,
+    made_by,
+    rank_of,
     settings_of,
     state_of,
 )
 from penstock.kernel.engines.sglang_retraction import taken_back
 from penstock.kernel.lists import append, insert_before, unlink
-from penstock.kernel.preemption import preempt
 from penstock.kernel.records import World
 from penstock.kernel.running import (
     done_by,
     ends_unforeseen,
     growth_of,
     needs,
+    preempt,
+    wait_last,
     waste_a_decode,
 )
-from penstock.kernel.waiting import wait_last
 
 __all__ = ["SETTINGS", "sglang"]
 

@@ -10,19 +10,26 @@ import numpy as np
 
 from penstock.kernel.blocks import blocks_of, hold
 from penstock.kernel.compiled_code import uncounted
-from penstock.kernel.engines.sglang_estimate import foreseen_by_all, made_before, made_by
+from penstock.kernel.engines.sglang_cache import make_free, match, unused_before, use
 from penstock.kernel.engines.sglang_queue import look_at_queue, tokens_beside_shorter
-from penstock.kernel.engines.sglang_records import SHORTEST_PREFILL, settings_of, state_of
+from penstock.kernel.engines.sglang_records import (
+    SHORTEST_PREFILL,
+    foreseen_by_all,
+    made_before,
+    made_by,
+    settings_of,
+    state_of,
+)
 from penstock.kernel.engines.sglang_retraction import take_places
-from penstock.kernel.radix import make_free, match, unused_before, use
 from penstock.kernel.records import World
 from penstock.kernel.running import (
     add_tokens,
     admit,
     done_by,
+    pop_waiting,
     serve_prefill,
+    wait_last,
 )
-from penstock.kernel.waiting import pop_waiting, wait_last
 
 GO_ON, NO_MEMORY, STOP = range(3)
 """What follows for the next request once one was asked for."""
@@ -134,7 +141,7 @@ def _serve_next_chunk(world: World, engine: Any, pool: Any, budget: Any) -> None
     place, size = engine.slots.last, pool.block_size
     slot = world.slots[place]
     done = done_by(engine, slot)
-    take = min(slot.left, slot.held * size - done + budget.room)
+    take = min(slot.left, slot.blocks * size - done + budget.room)
     available = min(np.float64(budget.chunk), budget.room - budget.foreseen)
     if available < 1:
         available = np.float64(budget.chunk)
@@ -238,7 +245,7 @@ def _share(world: World, engine: Any, pool: Any, budget: Any, place: int) -> Non
     use(world, engine, budget.match_end, 1)
     slot.end_node = budget.match_end
     slot.shared = pages
-    slot.held += pages
+    slot.blocks += pages
     tokens = pages * pool.block_size
     slot.left -= tokens
     engine.waiting_tokens -= tokens
@@ -284,17 +291,17 @@ def _foresee_ends(world: World, engine: Any, budget: Any) -> None:
     """
     request = engine.queue.first
     left = np.int64(world.again[request].declared) - made_before(world, request)
-    held = np.int64(world.again[request].target)
+    tokens = np.int64(world.again[request].target)
     if budget.lives >= 0:
         index = 0
         while index < budget.lives and world.lives[index, 0] < left:
             index += 1
         if index == budget.lives:
             index = max(index - 1, 0)
-        _insert_life(world, budget, index, left, held)
+        _insert_life(world, budget, index, left, tokens)
         return
     budget.lives = 0
-    _insert_life(world, budget, 0, left, held)
+    _insert_life(world, budget, 0, left, tokens)
     place = engine.slots.first
     while place >= 0:
         slot = world.slots[place]
@@ -311,7 +318,7 @@ def _foresee_ends(world: World, engine: Any, budget: Any) -> None:
 
 
 @uncounted(inline=True)
-def _insert_life(world: World, budget: Any, index: int, left: int, held: int) -> None:
+def _insert_life(world: World, budget: Any, index: int, left: int, tokens: int) -> None:
     """Put one who has outputs left at a place among those who are to run together."""
     if left <= 0:
         return
@@ -320,5 +327,5 @@ def _insert_life(world: World, budget: Any, index: int, left: int, held: int) ->
         lives[later, 0] = lives[later - 1, 0]
         lives[later, 1] = lives[later - 1, 1]
     lives[index, 0] = left
-    lives[index, 1] = held
+    lives[index, 1] = tokens
     budget.lives += 1

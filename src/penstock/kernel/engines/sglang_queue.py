@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.kernel.blocks import blocks_of
 from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.engines.sglang_cache import match, owner_of, shared_tokens
 from penstock.kernel.engines.sglang_records import (
     BY_ARRIVAL,
     BY_RANK,
@@ -21,7 +22,6 @@ from penstock.kernel.engines.sglang_records import (
     state_of,
 )
 from penstock.kernel.lists import append_row
-from penstock.kernel.radix import match, owner_of, shared_tokens
 from penstock.kernel.records import SORTED_QUEUE, World
 
 LOOKS_BETWEEN_TOUCHES = 32

@@ -7,13 +7,11 @@ import numpy as np
 from penstock.kernel.blocks import blocks_of
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.engines.sglang_cache import make_free_for
-from penstock.kernel.engines.sglang_estimate import foreseen_of, in_flight, rank_of
-from penstock.kernel.engines.sglang_records import settings_of
+from penstock.kernel.engines.sglang_records import foreseen_of, in_flight, rank_of, settings_of
 from penstock.kernel.lists import append_row
-from penstock.kernel.preemption import preempt
 from penstock.kernel.recording import note_gaps
 from penstock.kernel.records import IN_STEP, NONE_YET, World
-from penstock.kernel.running import begin_decode, change_phase, ends_unforeseen
+from penstock.kernel.running import begin_decode, change_phase, ends_unforeseen, preempt
 
 
 @uncounted(inline=True)
@@ -80,11 +78,11 @@ def take_places(world: World, engine: Any, pool: Any, budget: Any) -> Any:
     """
     request = engine.queue.first
     again = world.again[request]
-    lacking = again.filled - again.matched
-    wanted = np.float64(lacking + min(np.int64(again.declared), settings_of(pool).clip_new_tokens))
-    wanted -= budget.room - budget.foreseen
+    outputs = min(np.int64(again.declared), settings_of(pool).clip_new_tokens)
+    lacking = np.float64(again.filled - again.matched + outputs)
+    lacking -= budget.room - budget.foreseen
     worst = -1
-    while worst < 0 or wanted > 0:
+    while worst < 0 or lacking > 0:
         following = _next_lowest(world, engine, worst)
         if following < 0:
             return False
@@ -95,7 +93,7 @@ def take_places(world: World, engine: Any, pool: Any, budget: Any) -> Any:
         ):
             return False
         worst = following
-        wanted -= foreseen_of(world, engine, pool, world.slots[worst])
+        lacking -= foreseen_of(world, engine, pool, world.slots[worst])
     _preempt_from(world, engine, pool, budget, world.slots[worst].request)
     return True
 
@@ -135,13 +133,13 @@ def _preempt_from(world: World, engine: Any, pool: Any, budget: Any, last: int) 
         slot = world.slots[place]
         following = slot.next
         if slot.left <= 0 and not _is_lower(world, last, slot.request):
-            free, kept = engine.free, engine.evictable
+            free, evictable = engine.free, engine.evictable
             budget.foreseen -= foreseen_of(world, engine, pool, slot)
             request = taken_back(world, engine, pool, place)
             others = engine.running - engine.prefilling
             pages = blocks_of(others * settings_of(pool).retract_steps, pool.block_size)
             make_free_for(world, engine, pool, pages)
             budget.pages += engine.free - free
-            budget.room += (engine.free - free + engine.evictable - kept) * pool.block_size
+            budget.room += (engine.free - free + engine.evictable - evictable) * pool.block_size
             append_row(world.rows, budget.victims, request)
         place = following

@@ -12,10 +12,18 @@ from penstock.kernel.apart import A_RULE, apart
 from penstock.kernel.blocks import blocks_of, take_blocks
 from penstock.kernel.by_reference import part_of_rule
 from penstock.kernel.compiled_code import uncounted
-from penstock.kernel.preemption import make_room, preempt
 from penstock.kernel.records import INPUT, STATIC, World, record
-from penstock.kernel.running import admit, growth_of, needs, peak_of, serve_prefill
-from penstock.kernel.waiting import pop_waiting, wait_first
+from penstock.kernel.running import (
+    admit,
+    growth_of,
+    make_room,
+    needs,
+    peak_of,
+    pop_waiting,
+    preempt,
+    serve_prefill,
+    wait_first,
+)
 
 SETTINGS = record(i8="capacity_rule")
 """``capacity_rule`` of `penstock.system.engines.tensorrt`: what must be free before a request is
@@ -51,7 +59,7 @@ def _form(world: World, engine: Any, pool: Any) -> None:
 @uncounted(inline=True)
 def _is_unstarted(slot: Any) -> Any:
     """Return whether a request that may run got no token yet, and holds no blocks."""
-    return slot.left == slot.target and slot.held == 0
+    return slot.left == slot.target and slot.blocks == 0
 
 
 @uncounted()
@@ -62,7 +70,7 @@ def _fit_in_order(world: World, engine: Any, pool: Any) -> Any:
     if engine.prefilling == 0 and growth_of(world, engine, pool) <= engine.free:
         return True
     everyone_fits = True
-    kept = 0  # for decodes
+    for_decodes = 0  # blocks that are kept
     place = engine.slots.first
     while place >= 0:
         slot = world.slots[place]
@@ -71,15 +79,15 @@ def _fit_in_order(world: World, engine: Any, pool: Any) -> Any:
             lacking = blocks_of(np.int64(slot.target), pool.block_size)
         elif slot.left == 0:
             lacking = needs(engine, pool, slot)
-        if lacking > engine.free - kept:
+        if lacking > engine.free - for_decodes:
             everyone_fits = False
             if _cut_behind(world, engine, pool, place):
                 continue
             break
         if slot.left == 0:
-            kept += lacking
+            for_decodes += lacking
         elif lacking > 0:
-            slot.held = lacking
+            slot.blocks = lacking
             engine.free -= lacking
         place = slot.next
     return everyone_fits
@@ -138,6 +146,6 @@ def _serve_prompts(world: World, engine: Any, pool: Any) -> None:
             serve_prefill(world, engine, place, take)
             left -= take
         elif settings_of(pool).capacity_rule == INPUT and slot.left == slot.target:
-            engine.free += slot.held
-            slot.held = 0
+            engine.free += slot.blocks
+            slot.blocks = 0
         place = slot.next

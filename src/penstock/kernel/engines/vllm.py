@@ -9,20 +9,22 @@ from penstock.kernel.blocks import blocks_of, found_in_cache, hold, take_blocks
 from penstock.kernel.by_reference import part_of_rule
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.drafts import verify
-from penstock.kernel.preemption import make_room, victim_of
 from penstock.kernel.records import World, record
 from penstock.kernel.running import (
     admit,
     done_by,
     ends_unforeseen,
     growth_of,
+    make_room,
     name_output,
     name_prompt,
     needs,
+    pop_waiting,
     serve_prefill,
+    victim_of,
+    wait_first,
     waste_a_decode,
 )
-from penstock.kernel.waiting import pop_waiting, wait_first
 
 SETTINGS = record(
     i8="""
@@ -122,7 +124,7 @@ def _serve_at_once(world: World, engine: Any, pool: Any, most: int) -> Any:
             last = engine.slots.last
             slot = world.slots[last]
             take = min(slot.left, left, most)
-            need += blocks_of(done_by(engine, slot) + take, pool.block_size) - slot.held
+            need += blocks_of(done_by(engine, slot) + take, pool.block_size) - slot.blocks
         if need <= engine.free:
             break
         if pool.caching != 0:
@@ -174,11 +176,11 @@ def _serve_in_order(world: World, engine: Any, pool: Any, most: int, deferred: b
         slot = world.slots[place]
         following = slot.next
         prefill = slot.left > 0
-        wanted = _wants(world, engine, pool, slot)
-        if wanted <= 0 or (prefill and deferred):
+        wish = _wants(world, engine, pool, slot)
+        if wish <= 0 or (prefill and deferred):
             place = following
             continue
-        take = min(wanted, left, most)
+        take = min(wish, left, most)
         if prefill:
             take = _cut(pool, np.int64(slot.left), take)
             if take == 0:
@@ -229,7 +231,7 @@ def _lacks(engine: Any, pool: Any, slot: Any, take: int) -> Any:
     """Return the blocks that a request lacks for so many tokens."""
     if slot.left > 0:
         tokens = _looked_ahead(pool, done_by(engine, slot) + take)
-        return max(blocks_of(tokens, pool.block_size) - slot.held, 0)
+        return max(blocks_of(tokens, pool.block_size) - slot.blocks, 0)
     if pool.drafts > 0:
         tokens = _looked_ahead(pool, done_by(engine, slot) + slot.rejected + take)
         return max(blocks_of(tokens, pool.block_size) - slot.grown, 0)
@@ -277,13 +279,13 @@ def _admit_waiting(
         lacking = target - hits * size
         if deferred and lacking > 1:
             break
-        wanted = lacking
+        wish = lacking
         padded = lacking == 1 and not runs_prompts and (hits > 0 or runs_decodes)
         if padded and (pool.longest == 0 or target + pool.drafts < pool.longest):
-            wanted = 1 + pool.drafts
-            if wanted > left:
+            wish = 1 + pool.drafts
+            if wish > left:
                 break
-        take = min(wanted, most)
+        take = min(wish, most)
         if pool.chunked == 0 and take > left:
             break
         take = _cut(pool, lacking, min(take, left))
@@ -296,10 +298,10 @@ def _admit_waiting(
                 state.passed += 1
             continue
         tokens = _looked_ahead(pool, hits * size + take)
-        held = tokens
+        reserved = tokens
         if settings.reserve_prompt != 0:
-            held = max(held, target)
-        if blocks_of(held, size) - hits + unused + spare > engine.free:
+            reserved = max(reserved, target)
+        if blocks_of(reserved, size) - hits + unused + spare > engine.free:
             break
         pop_waiting(world, engine, pool)
         if world.again[request].passed != 0:
@@ -311,7 +313,7 @@ def _admit_waiting(
         if pool.caching != 0:
             name_prompt(world, engine, pool, place, prefill)
         serve_prefill(world, engine, place, prefill)
-        if pool.drafts > 0 and wanted > lacking:
+        if pool.drafts > 0 and wish > lacking:
             verify(world, engine, pool, place, take - prefill)
         left -= take + settings.draft_slots
         if lacking > 1:
