@@ -138,6 +138,7 @@ def _form_ahead(world: World, server: int, engine: Any, pool: Any) -> Any:
     for which this one is taken for computed.
     """
     replica, planned = world.servers[server], world.planned[engine.index]
+    # Nothing was composed ahead where nobody was there, or a batch had nobody in it.
     if planned.tokens == 0:
         failed = _compose(world, planned, engine, pool, True)
         if failed != 0 or planned.tokens == 0:
@@ -149,6 +150,8 @@ def _form_ahead(world: World, server: int, engine: Any, pool: Any) -> Any:
     replica.decodes, replica.requests = planned.decodes, planned.requests
     replica.verified, replica.rejected = planned.verified, planned.rejected
     _begin(world, server, engine)
+    # A run of decodes that nobody waits to join says by itself what the next batch is, so composing
+    # that can wait: else every request would take two more steps of the loop.
     if pool.plans_late != 0 and engine.waiting == 0:
         repeat = _equal_batches(world, replica, replica, engine, pool, 1)
         if repeat > 1:
@@ -156,9 +159,11 @@ def _form_ahead(world: World, server: int, engine: Any, pool: Any) -> Any:
             engine.ahead.joins_until = NEVER
             start(world, server, repeat)
             return 0
+    # The engine does not wait for tokens: it goes on as if they were out, and so does this.
     engine.ahead.flight_end = replica.start + replica.ticks
     advance_engine(world, replica, engine, pool)
     failed = _compose(world, planned, engine, pool, False)
+    # The planned batch follows the run, so only one that is like this one makes it longer.
     repeat = 1
     alike = planned.tokens == replica.tokens and engine.ahead.leaving.first < 0
     if replica.prefill == 0 and everyone != 0 and alike:
@@ -246,17 +251,20 @@ def _compose(world: World, batch: Any, engine: Any, pool: Any, at_once: bool) ->
     load = 0
     if at_once:
         engine.ahead.flight_end = NONE_YET
+    # Who came with KV memory runs first: its place and blocks count before a rule looks at them.
     if engine.transfers.incoming > 0:
         receive(world, engine, pool)
     while load == 0:
         batch.tokens = 0
         if engine.running == 0 and engine.waiting == 0:
+            # Not while a batch is in progress (a step ahead), or KV memory is on its way here.
             if at_once and engine.transfers.incoming == 0:
                 engine.was_idle = 1
             return 0
         failed = _choose(world, engine, pool)
         if failed != 0:
             return failed
+        # Two that take each other's memory in turn would go on for ever.
         if engine.batch.preempted > 0:
             engine.barren += 1
             if engine.barren > pool.patience:
@@ -291,7 +299,7 @@ def _choose(world: World, engine: Any, pool: Any) -> Any:
     engine.batch.rejected = 0
     engine.batch.is_marked = 0
     engine.batch.steady = 1 if pool.drafts == 0 else 0
-    engine.batch.arrival_ends = 1
+    engine.batch.arrival_ends = 1  # always right, if slower: a rule may know better
     failed = form_by_rule(world, engine, pool)
     engine.repeats = engine.changed = engine.was_idle = 0
     return failed
@@ -469,6 +477,7 @@ def _within_memory(world: World, engine: Any, pool: Any, most: int) -> Any:
     if pool.radix != 0 and size > 1:
         free -= decoding  # for as many pages as requests its cache gives something up
     cycles = (most - 1) // size  # in each, every request takes one block
+    # Mostly all of them fit; else whole cycles that do, and the last one batch by batch.
     if (cycles + 1) * decoding <= free:
         return most
     repeat = 1

@@ -63,6 +63,8 @@ def advance_engine(world: World, replica: Any, engine: Any, pool: Any) -> None:
     then.
     """
     decodes = replica.decodes - replica.verified - engine.batch.wasted
+    # What is computed goes into a cache before anybody leaves. All slots are gone through for that,
+    # so only where a prompt ends or somebody is due.
     if pool.radix != 0 and pool.ahead == 0:
         epoch = engine.epoch + (1 if decodes > 0 else 0)
         heads = world.heads[engine.line]
@@ -76,6 +78,7 @@ def advance_engine(world: World, replica: Any, engine: Any, pool: Any) -> None:
         heads = world.heads[engine.line]
         if replica.prefill > 0 or heads[epoch & (heads.size - 1)] >= 0:
             give_back_of_finished(world, engine, pool, epoch)
+    # Decodes before prompts: those whose prompt ends with this batch decode from the next one on.
     if decodes > 0:
         _count_gaps(world, replica, engine, pool)
         engine.ahead.step_before = engine.last_step
@@ -270,6 +273,7 @@ def _stay(world: World, engine: Any, place: int) -> None:
 @uncounted(inline=True)
 def let_go(world: World, replica: Any, engine: Any, pool: Any) -> None:
     """Let those go whose last tokens are out now."""
+    # What was in flight is known now, and names of blocks may be given that stand for it.
     engine.ahead.all_fly = 0
     if pool.drafts > 0 or (pool.caching != 0 and engine.ahead.some_fly != 0):
         know_rejected(world, engine)
@@ -331,6 +335,7 @@ def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bo
             engine.prefilling -= 1
             if pool.radix != 0 and pool.ahead != 0:
                 note_joined(world, engine, place)
+            # By the engines' convention the end of a prompt brings a token.
             decodes = slot.outputs - pool.convention
             if slot.brings > 0:  # drafts beside its last token
                 forget_rejected(pool, slot)
@@ -348,10 +353,12 @@ def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bo
                 change_phase(world, engine, slot.request, 1)
                 _stay(world, engine, place)
             elif decodes == 0:
+                # With a cache its blocks were given back before, in the order of the list.
                 if pool.caching == 0:
                     engine.free += slot.blocks - slot.shared
                 _leave(world, replica, engine, place)
             else:
+                # Its next gap begins now: with that of all others, or by itself.
                 if pool.convention == 0:
                     engine.out_of_step += 1
                 elif in_step:

@@ -100,11 +100,14 @@ def _advance(world: World) -> int:
         clock.formed = clock.touched = 0
 
         # -- what comes next
+        # A calendar for each kind of event: a tree of the ends of batches, as each replica has one;
+        # jobs in order of arrival; a heap of delayed requests; outages in order.
         now = world.ends[1]
         if clock.next_job < jobs:
             now = min(now, world.job_arrival[clock.next_job])
         if clock.waiting_room > 0:
             now = min(now, world.heap[0, 0])
+        # A replica that comes back matters only while something is left to be served.
         if clock.next_outage < now and (now < NEVER or clock.stranded > 0):
             now = clock.next_outage
         if clock.final == 0 and (jobs == 0 or now >= world.job_arrival[jobs - 1]):
@@ -250,6 +253,7 @@ def _arrive(world: World, request: int) -> None:
         home = world.rows[request + world.home[request]]
         if home.server < 0:
             home.server = server
+    # Where it goes is settled; what is computed there already is not done again.
     row.server = server
     world.ready[request] = clock.now
     if pool.by_lines != 0 and world.reuse[request] > 0:
@@ -276,6 +280,7 @@ def _arrive(world: World, request: int) -> None:
         arrival_ends = True
     else:
         engine = world.engines[replica.engine]
+        # The batch after the run in progress must not see it if it is composed by now.
         if engine.ahead.next_batch == LATER:
             plan_before_arrival(world, server, engine, pool)
         arrive_at_engine(world, engine, pool, request)

@@ -5,6 +5,7 @@ from typing import Any
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.composition import batches_begun, batches_done, ticks_of_run
 from penstock.kernel.due_epochs import NEVER
+from penstock.kernel.lists import insert_in_order
 from penstock.kernel.records import World
 
 
@@ -103,12 +104,8 @@ def touch(world: World, server: int) -> None:
     clock = world.clock[0]
     if world.servers[server].is_touched == 0:
         world.servers[server].is_touched = 1
-        place = clock.touched
+        insert_in_order(world.touched, clock.formed, clock.touched, server)
         clock.touched += 1
-        while place > clock.formed and world.touched[place - 1] > server:
-            world.touched[place] = world.touched[place - 1]
-            place -= 1
-        world.touched[place] = server
 
 
 @uncounted(inline=True)

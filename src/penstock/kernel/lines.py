@@ -16,8 +16,8 @@ from penstock.kernel.choice import ask, decodes_beside
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import NEVER, empty_bucket, find_due, link, move_epoch
 from penstock.kernel.in_progress import before_it_dies, start, within_the_run
-from penstock.kernel.lists import append_row, unlink
-from penstock.kernel.recording import note_allocation, note_gaps
+from penstock.kernel.lists import append_row, give_up_slot, take_slot, unlink
+from penstock.kernel.recording import note_allocation, note_gaps, note_gaps_within
 from penstock.kernel.records import (
     ALLOCATION_ROWS,
     BAD_ORDER,
@@ -78,15 +78,14 @@ def take_prompts(world: World, line: Any, server: int, tokens: int, most: int) -
 @uncounted()
 def link_fresh(world: World, index: int, end: int) -> None:
     """Give slots to fresh requests until the batch's decodes have one each."""
-    line, clock = world.lines[index], world.clock[0]
+    line = world.lines[index]
     while line.linked.count < line.decode:
         request = line.fresh.first
         line.fresh.first = world.rows[request].next
         if world.first_token[request] < 0:
             world.first_token[request] = end
-        place = clock.free_slot
+        place = take_slot(world)
         slot = world.slots[place]
-        clock.free_slot = slot.chain
         slot.request = request
         slot.left = 0  # it may have been an engine's
         decodes = world.rows[request].decodes
@@ -98,15 +97,14 @@ def release(world: World, line: Any, place: int) -> None:
     """Take a request that is done out of those of its line, and give up its slot."""
     unlink(world.slots, line.linked, place)
     line.linked.count -= 1
-    world.slots[place].chain = world.clock[0].free_slot
-    world.clock[0].free_slot = place
+    give_up_slot(world, place)
 
 
 @uncounted()
 def count_tokens(world: World, server: int, pool: Any) -> None:
     """Count the times between tokens of the batches that have ended at a replica."""
     replica = world.servers[server]
-    world.gaps[pool.duration + replica.tokens] += replica.decodes * (replica.equal - 1)
+    note_gaps_within(world, replica, pool)
     for index in range(replica.first_line, replica.first_line + pool.lines):
         line = world.lines[index]
         place = line.linked.first
@@ -358,7 +356,7 @@ def form_from_lines(world: World, server: int, pool: Any) -> Any:
     tokens = pool.budget - room.tokens
     if tokens == 0:
         return IDLE_POLICY
-    # -- how long it takes
+    # -- how long it takes: here by its tokens alone
     ticks = world.duration[pool.duration + tokens]
     decodes, fewest = _link_decodes(world, server, pool, clock.now + ticks)
     replica.start = clock.now

@@ -82,3 +82,31 @@ append, insert_before, unlink = _two_ways("previous", "next")
 append_unused, _, unlink_unused = _two_ways("previous_free", "next_free")
 append_named, _, unlink_named = _two_ways("previous_named", "next_named")
 append_leaf, insert_leaf, unlink_leaf = _two_ways("older", "newer")
+
+
+# -- what is not linked
+
+
+@uncounted(inline=True)
+def insert_in_order(values: Any, begin: int, end: int, value: int) -> None:
+    """Put a number among those between two places of an array, which rise; few are larger."""
+    place = end
+    while place > begin and values[place - 1] > value:
+        values[place] = values[place - 1]
+        place -= 1
+    values[place] = value
+
+
+@uncounted(inline=True)
+def take_slot(world: Any) -> Any:
+    """Return a slot that nobody has; there is room (`events`)."""
+    place = world.clock[0].free_slot
+    world.clock[0].free_slot = world.slots[place].chain
+    return place
+
+
+@uncounted(inline=True)
+def give_up_slot(world: Any, place: int) -> None:
+    """Let nobody have a slot."""
+    world.slots[place].chain = world.clock[0].free_slot
+    world.clock[0].free_slot = place

@@ -16,6 +16,7 @@ from penstock.kernel.blocks import forget_all, forget_buckets
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.in_progress import set_end
+from penstock.kernel.lists import give_up_slot
 from penstock.kernel.recording import note_run
 from penstock.kernel.records import (
     DIES_WITH_REQUESTS,
@@ -119,6 +120,7 @@ def _die(world: World, server: int, loses: bool) -> int:
         _empty_lines(world, replica.first_line, pool.lines)
     else:
         _empty_engine(world, replica.engine, pool)
+    # Routers know at once, so those who were there are routed among the others.
     replica.is_down = 1
     health = world.health[server]
     health.died = clock.now
@@ -158,13 +160,11 @@ def _next_death(world: World, server: int) -> Any:
 @uncounted()
 def _empty_lines(world: World, first: int, count: int) -> None:
     """Let lines be as they were at first."""
-    clock = world.clock[0]
     for index in range(first, first + count):
         place = world.lines[index].linked.first
         while place >= 0:
             following = world.slots[place].next
-            world.slots[place].chain = clock.free_slot
-            clock.free_slot = place
+            give_up_slot(world, place)
             place = following
         world.heads[index, :] = -1
         world.bits[index, :] = 0
@@ -179,12 +179,12 @@ def _empty_engine(world: World, index: int, pool: Any) -> None:
     while place >= 0:
         following = world.slots[place].chain
         if world.slots[place].left == EVICTED:
-            _give_up_slot(world, engine, place)
+            _let_go(world, engine, place)
         place = following
     place = engine.slots.first
     while place >= 0:
         following = world.slots[place].next
-        _give_up_slot(world, engine, place)
+        _let_go(world, engine, place)
         place = following
     world.heads[engine.line, :] = -1
     world.bits[engine.line, :] = 0
@@ -203,14 +203,13 @@ def _empty_engine(world: World, index: int, pool: Any) -> None:
 
 
 @uncounted()
-def _give_up_slot(world: World, engine: Any, place: int) -> None:
-    """Let a slot be free."""
-    clock, slot = world.clock[0], world.slots[place]
+def _let_go(world: World, engine: Any, place: int) -> None:
+    """Let a request of a replica that died have no slot."""
+    slot = world.slots[place]
     if slot.left <= 0:
         change_phase(world, engine, slot.request, -1)
-    slot.chain = clock.free_slot
-    clock.free_slot = place
-    clock.used_slots -= 1
+    give_up_slot(world, place)
+    world.clock[0].used_slots -= 1
 
 
 @uncounted()

@@ -7,6 +7,7 @@ from numba import types
 
 from penstock.kernel.apart import A_WORLD, NUMBER, apart
 from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.lists import insert_in_order
 from penstock.kernel.records import World
 
 
@@ -55,11 +56,7 @@ def _pop(world: World) -> Any:
 def arrive_now(world: World, request: int) -> None:
     """Let a request arrive at this tick, among the others in order of rows."""
     clock = world.clock[0]
-    place = clock.ready
-    while place > clock.ready_done and world.ready_now[place - 1] > request:
-        world.ready_now[place] = world.ready_now[place - 1]
-        place -= 1
-    world.ready_now[place] = request
+    insert_in_order(world.ready_now, clock.ready_done, clock.ready, request)
     clock.ready += 1
 
 

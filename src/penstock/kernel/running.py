@@ -20,7 +20,14 @@ from penstock.kernel.blocks import blocks_of, give_back, name_blocks, nameable, 
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import chain, unchain
 from penstock.kernel.engines.sglang_cache import leave
-from penstock.kernel.lists import append, append_row, append_served, unlink
+from penstock.kernel.lists import (
+    append,
+    append_row,
+    append_served,
+    give_up_slot,
+    take_slot,
+    unlink,
+)
 from penstock.kernel.records import (
     CAME_BY_NUMBER,
     CAME_WITH_ARRIVAL,
@@ -178,10 +185,8 @@ def release(world: World, engine: Any, slot: int) -> None:
     if world.slots[slot].left != EVICTED:
         unlink(world.slots, engine.slots, slot)
         engine.running -= 1
-    clock = world.clock[0]
-    world.slots[slot].chain = clock.free_slot
-    clock.free_slot = slot
-    clock.used_slots -= 1
+    give_up_slot(world, slot)
+    world.clock[0].used_slots -= 1
 
 
 # -- admission and service
@@ -199,11 +204,9 @@ def admit(world: World, engine: Any, pool: Any, request: int, blocks: int, hits:
 
     ``hits`` of them have the beginning of its prompt already. Return its slot.
     """
-    clock = world.clock[0]
-    place = clock.free_slot
+    place = take_slot(world)
     slot = world.slots[place]
-    clock.free_slot = slot.chain
-    clock.used_slots += 1
+    world.clock[0].used_slots += 1
     again = world.again[request]
     slot.request = request
     slot.target = again.target
@@ -363,6 +366,7 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
     done = done_by(engine, slot)
     blocks = held_by(engine, pool, slot)
     full = _named(engine, pool, slot, done)
+    # What it has to do again: its prompt, and what it has made of its outputs.
     again.target = slot.target
     again.outputs = slot.outputs
     again.times += 1
@@ -384,12 +388,13 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
             if pool.drafts > 0:
                 engine.batch.verified -= slot.drafted
                 engine.batch.rejected -= 1 + slot.drafted - slot.brings
-    again.last = slot.last
+    again.last = slot.last  # from which its next time between tokens counts
     engine.waiting_tokens += again.target
     if pool.radix != 0:
         leave(world, engine, slot.end_node)
         slot.joined = 0
         again.matched = 0
+    # Its blocks keep what they hold: nobody is likelier to look for that than itself.
     if pool.caching == 0:
         engine.free += blocks - slot.shared
     else:

@@ -47,6 +47,7 @@ def form_by_policy(world: World, engine: Any, pool: Any) -> Any:
         # Where all made room, the caller begins anew with them.
         goes_on = engine.batch.preempted + engine.transfers.incoming + engine.transfers.lending > 0
         return 0 if goes_on else STUCK
+    # What it sees is what memory and slots admit: it may ask for all of it.
     queue = Queue(
         prompts,
         tokens,
@@ -66,6 +67,7 @@ def form_by_policy(world: World, engine: Any, pool: Any) -> Any:
     failed = failure_of(choice)
     if failed != 0:
         return failed
+    # Prompts take their blocks as they are served; of decodes only those that are.
     prefill = _fill(world, engine, pool, choice.prefill, choice.prompts)
     engine.batch.decodes = decodes_beside(choice, limits, prefill, engine.batch.prompts)
     if engine.batch.decodes == decoding:
@@ -138,6 +140,7 @@ def _see(world: World, engine: Any, pool: Any) -> Any:
     if prompts == 0 and engine.decoding == 0 and engine.running > 0:
         # The only one, in mid-prefill: what it lacks is kept for a transfer.
         make_room(world, engine, pool, engine.slots.last)
+    # Nobody is admitted to the room that others had to make.
     if engine.batch.preempted > 0:
         return prompts, tokens, False
     limit = pool.batch_size - (engine.running if pool.running_scope != 0 else prompts)
@@ -238,6 +241,7 @@ def _fill(world: World, engine: Any, pool: Any, tokens: int, requests: int) -> A
     grow = growth_of(world, engine, pool)
     free = engine.free - grow
     left = tokens
+    # Those in mid-prefill first, as they hold memory already; then those that wait, in order.
     begun, seen = engine.prefilling, 0
     single = begun == 1
     place = engine.slots.last if single else engine.slots.first

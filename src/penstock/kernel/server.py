@@ -91,6 +91,7 @@ def _advance(arrays: Arrays, terms: Terms | None) -> int:
             return FULL
         clock.steps -= 1
 
+        # -- a batch is formed
         admissible = show_prompts(arrays)
         if state.visible == state.head and state.decoding == 0:
             if _idle(arrays):
@@ -107,6 +108,7 @@ def _advance(arrays: Arrays, terms: Terms | None) -> int:
         fresh_slot = link_fresh(arrays, batch.decode, terms)
         if clock.record >= ALLOCATION_ROWS:
             note_decodes(arrays, batch.decode)
+        # -- how many like it follow
         run = equal_batches(arrays, batch, admissible, terms)
         if clock.record >= BATCH_ROWS:
             note_run(arrays, 0, run)
@@ -119,6 +121,7 @@ def _advance(arrays: Arrays, terms: Terms | None) -> int:
             arrays.servers[0].busy += clock.until - clock.now
             clock.now = clock.until
             continue
+        # -- they end: first who decodes, so that those whose prompt ends now are not among them
         land(arrays, run)
         if run.decodes > 0:
             count_gaps(arrays, run, linked_before, fresh_slot)

@@ -37,6 +37,7 @@ def come(world: World, engine: Any, pool: Any, request: int) -> None:
         sent.lent = blocks
         sender.transfers.lending += blocks > 0
     world.again[request].came = clock.now
+    # Whether there is room for it hangs on what decodes of the run in progress have taken.
     settle(world, world.servers[engine.server], engine, pool)
     engine.transfers.incoming += 1
     engine.arrived += 1

@@ -18,8 +18,7 @@ from penstock.kernel import counting, due_epochs, in_progress, records
 from penstock.kernel.by_reference import Address
 from penstock.kernel.compiled_code import from_python
 from penstock.kernel.due_epochs import NEVER
-from penstock.kernel.gaps import CARRY
-from penstock.kernel.recording import MIX_TICKS
+from penstock.kernel.recording import CARRY, MIX_TICKS
 from penstock.kernel.signatures import ASK_FOR, NOT_ASKED_FOR
 from penstock.simulation.distribution import LEADING_BITS, Distribution, Fold
 from penstock.simulation.new_world import more_slots

@@ -200,6 +200,7 @@ def _ride_along(world: World, engine: Any, pool: Any) -> None:
     _serve_decodes(world, engine, pool, _growth(world, engine, pool))
     if settings_of(pool).priority_preemption != 0:
         _note_lengths(world, engine)
+    # Prompts stand before those that ride along, as SGLang merges its batches.
     first, last, head = engine.slots.first, engine.slots.last, engine.batch.served.first
     before = world.slots[head].previous
     world.slots[before].next = world.slots[head].previous = -1
@@ -255,6 +256,7 @@ def _retract(world: World, engine: Any, pool: Any) -> None:
     """Retract at least one, until the others can decode once, or one is left; the others go on in
     the order of outputs made.
     """
+    # Those with the fewest outputs lose least, and stand last then.
     _sort_by_outputs(world, engine, pool)
     fewest = engine.slots.last
     if engine.prefilling > 0:
@@ -270,6 +272,7 @@ def _retract(world: World, engine: Any, pool: Any) -> None:
     state_of(engine).is_full = 0
     if not _may_decode(world, engine, pool):  # it is held in mid-prefill
         wait_last(world, engine, pool, preempt(world, engine, pool, engine.slots.last))
+    # Outputs ran ahead of the estimate, which becomes what they have made of what they declared.
     made = declared = 0
     place = engine.slots.first
     while place >= 0:

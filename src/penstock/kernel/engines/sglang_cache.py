@@ -201,6 +201,7 @@ def match(world: World, engine: Any, pool: Any, request: int, pages: int) -> Any
         if equal < world.nodes[place].length:
             place = _split(world, engine, pool, place, equal)
             break
+    # Numbers for all on the way at once: the node itself is touched last.
     step = place
     while step != engine.tree.root:
         engine.tree.touches += 1
@@ -256,6 +257,8 @@ def insert(world: World, engine: Any, pool: Any, request: int, pages: int) -> An
             place = _split(world, engine, pool, place, equal)
     if matched == pages:
         return place
+    # The rest is a leaf, whose pages are the request's: free ones no longer, though the tree may
+    # give them up as soon as nobody uses them.
     parent = world.nodes[place]
     if place != engine.tree.root and parent.users == 0 and parent.children == 0:
         _unlist(world, engine, place)

@@ -61,6 +61,7 @@ def vllm(world: World, engine: Any, pool: Any) -> int:
         most = pool.budget
     elif settings.long_prefill_adaptive != 0:
         most = max(most, pool.budget // requests)
+    # Mostly all are served in order and memory suffices, which sums tell. Else one by one.
     deferred = _defers_prompts(engine, pool)
     left = -1
     if pool.drafts == 0 and pool.names_outputs == 0 and not deferred:
@@ -186,6 +187,7 @@ def _serve_in_order(world: World, engine: Any, pool: Any, most: int, deferred: b
             if take == 0:
                 place = following
                 continue
+        # Who lacks blocks makes others leave, the last first, and at last leaves itself.
         gone = False
         while True:
             need = _lacks(engine, pool, slot, take)
@@ -276,6 +278,7 @@ def _admit_waiting(
             if spare >= engine.free:  # its last token needs a block
                 break
             hits, unused = found_in_cache(world, engine, pool, request)
+        # What is cached costs no tokens, but the blocks of it that nobody uses.
         lacking = target - hits * size
         if deferred and lacking > 1:
             break
@@ -318,6 +321,7 @@ def _admit_waiting(
         left -= take + settings.draft_slots
         if lacking > 1:
             state.has_prompts = 1
+    # Those that were passed stand in front again, in their order.
     while passed >= 0:
         following = np.int64(world.rows[passed].next)
         wait_first(world, engine, pool, passed)
