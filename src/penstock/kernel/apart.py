@@ -100,7 +100,7 @@ def load(world: World, workflows: bool, outages: bool, transfers: bool) -> None:
     needed = [FUNCTIONS[rule] for rule in set(engines.rule.tolist())]
     needed += OF_LINES if pools.by_lines.any() else ()
     needed += ("choose",) if (pools.replicas > 1).any() else ()
-    needed += ("report",) if (pools.report > 0).any() else ()
+    needed += ("report",) if (pools.routing.report > 0).any() else ()
     needed += OF_CACHES if pools.caching.any() else ()
     needed += OF_TREES if pools.radix.any() else ()
     needed += OF_DRAFTS if (pools.drafts > 0).any() else ()

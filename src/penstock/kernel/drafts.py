@@ -32,7 +32,7 @@ def _accepted(world: World, pool: Any, request: int, outputs: int) -> Any:
     row = np.uint64(world.clock[0].requests_before + request)
     coin = float(_stirred((row << np.uint64(32)) + np.uint64(outputs)) >> np.uint64(11))
     right = 0
-    while right < pool.drafts and coin < world.params[pool.params + right] * 2.0**53:
+    while right < pool.drafts and coin < world.params[pool.policy.params + right] * 2.0**53:
         right += 1
     return right
 

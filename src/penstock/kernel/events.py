@@ -189,7 +189,7 @@ def _has_slots(world: World, replica: Any) -> Any:
         most = min(most, pool.batch_size - engine.running)
     else:
         most = min(most, pool.batch_size)
-    if pool.policy != 0:  # who is served gets a token at least
+    if pool.policy.address != 0:  # who is served gets a token at least
         most = min(most, pool.budget)
     return clock.used_slots + most <= clock.engine_slots
 
@@ -249,7 +249,7 @@ def _arrive(world: World, request: int) -> None:
         return
     server = route(world, request, pool)
     pool = world.pools[world.servers[server].pool]
-    if pool.affinity != 0:
+    if pool.routing.affinity != 0:
         home = world.rows[request + world.home[request]]
         if home.server < 0:
             home.server = server

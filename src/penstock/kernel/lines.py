@@ -200,9 +200,9 @@ def _fill_line(world: World, server: int, line: Any, pool: Any, room: _Room, tok
         line.finished,
         line.finished_decodes,
     )
-    params = world.params[pool.params : pool.params_end]
     limits = Limits(tokens, room.slots)
-    choice = ask(pool.policy, queue, limits, params)
+    params = world.params[pool.policy.params : pool.policy.end]
+    choice = ask(pool.policy.address, queue, limits, params)
     if choice.prefill < 0:
         return room, BAD_POLICY
     room, taken = _take(world, server, line, room, choice.prefill, choice.prompts)
@@ -257,8 +257,8 @@ def _fill_by_order(world: World, server: int, pool: Any, room: _Room) -> Any:
     _look(world, server, pool)
     weights = world.weights[:count]
     weights[:] = 0.0
-    params = world.params[pool.order_params : pool.order_params_end]
-    mode = order_at(pool.order)(world.lookout[:count], params, weights)
+    params = world.params[pool.order.params : pool.order.end]
+    mode = order_at(pool.order.address)(world.lookout[:count], params, weights)
     total = 0.0
     for row in range(count):
         finite = np.isfinite(weights[row, 0]) and np.isfinite(weights[row, 1])
@@ -346,7 +346,7 @@ def form_from_lines(world: World, server: int, pool: Any) -> Any:
         return 0
     # -- who is in it
     room = _Room(pool.budget, pool.batch_size, pool.batch_size - running)
-    if pool.order == 0:
+    if pool.order.address == 0:
         line = world.lines[first]
         room, failed = _fill_line(world, server, line, pool, room, room.tokens)
     else:
@@ -370,7 +370,7 @@ def form_from_lines(world: World, server: int, pool: Any) -> Any:
     if decodes == tokens and decodes == decoding and clock.merges != 0 and pool.repeats != 0:
         # No prompt may start before a request finishes.
         full = pool.running_scope != 0 and room.starts <= 0 and running == decoding
-        if prompts == 0 or pool.order == 0 or full:
+        if prompts == 0 or pool.order.address == 0 or full:
             repeat = within_the_run(world, replica, fewest)
             repeat = before_it_dies(world, server, repeat)
     start(world, server, repeat)

@@ -176,13 +176,29 @@ among those that have come to the queue; how many tokens had been processed when
 latter two a preempted request comes anew.
 """
 
+FUNCTION = record(i8="address params end")
+"""A function that a user may write: its address (0: there is none), and where its numbers begin and
+end in `World.params`.
+"""
+
+ROUTING = record(
+    (FUNCTION, "function"),
+    i8="router turn affinity looks_up looks_at_memory report reported",
+)
+"""How requests are routed in a pool.
+
+What chooses (`ROUTE_RANDOM` ...), and its turn; whether a job stays at a replica; whether a router
+that is a function looks for prompts in caches, and at the memory in use; ticks between two times
+that it learns how replicas are (0: it always knows), and when it last did.
+"""
+
 POOL = record(
+    (FUNCTION, "policy order"),
+    (ROUTING, "routing"),
     i8="""
-    first_server replicas up router turn affinity retention
-    routes routes_params routes_params_end looks_up looks_at_memory report reported
-    budget batch_size running_scope convention policy params params_end sees
-    duration composed
-    by_lines lines repeats order order_params order_params_end first_stage
+    first_server replicas up retention
+    budget batch_size running_scope convention sees duration composed
+    by_lines lines repeats first_stage
     rule block_size watermark admission by_priority came_as waits_among_running
     grows reserves_last chunked caching radix ahead longest drafts
     names_ahead names_outputs patience hash_block plans_late cell_columns
@@ -192,18 +208,15 @@ POOL = record(
 """One per pool.
 
 Where a pool has servers of several kinds, one per kind, each with the replicas of all. ``up``: how
-many of them serve, the first places of `World.serving` from ``first_server`` on. ``router``
-and its ``turn``; ``routes``: its address, where it is a function, and where its parameters begin
-and end; ``looks_up``, ``looks_at_memory``: whether it looks for prompts in caches, and at the
-memory in use; ``report``: ticks between two times that it learns how replicas are (0: it always
-knows), and when it last did; ``retention``: ticks for which a replica keeps what a later request
-can reuse. Limits, scope and convention (0: the paper's); ``policy``: its address (0: none is
-asked), and where its parameters begin and end. ``duration``: where its batch times begin in the
-table; ``composed``: whether they depend on more than the token load.
+many of them serve, the first places of `World.serving` from ``first_server`` on; ``retention``:
+ticks for which a replica keeps what a later request can reuse. Limits, scope and convention (0: the
+paper's); the ``policy``, of which only numbers count where none is asked, and what it looks at.
+``duration``: where its batch times begin in the table; ``composed``: whether they depend on more
+than the token load.
 
 ``by_lines``: whether lines, order and policy form batches, as in the paper, in place of an engine.
-Of lines: ``repeats``, whether equal batches may be one step; ``order``: its address, 0: a single
-line; ``first_stage``: where its stages begin in ``listed``.
+Of lines: how many there are, an ``order`` unless it is one; ``repeats``, whether equal batches may
+be one step; ``first_stage``: where its stages begin in ``listed``.
 
 Of engines: the number of the ``rule`` that forms batches; tokens of a block, blocks that an
 admission leaves free, what must be free before it (`INPUT` ...), whether the queue goes by

@@ -95,7 +95,7 @@ def look(world: World, server: int, tick: int) -> None:
         seen[SEEN_WAITING] += not_begun
     seen[SEEN_TOKENS] = _tokens(replica, tick)
     seen[SEEN_WORK] = replica.work
-    if pool.looks_at_memory != 0:
+    if pool.routing.looks_at_memory != 0:
         seen[SEEN_MEMORY] = _memory_in_use(world, replica, pool, tick)
 
 
@@ -108,15 +108,15 @@ def report(world: World, now: int) -> None:
     clock.next_report = NEVER
     for index in range(world.pools.size):
         pool = world.pools[index]
-        if pool.report == 0:
+        if pool.routing.report == 0:
             continue
-        tick = now // pool.report * pool.report
-        if tick > pool.reported:
-            pool.reported = tick
+        tick = now // pool.routing.report * pool.routing.report
+        if tick > pool.routing.reported:
+            pool.routing.reported = tick
             for server in range(pool.first_server, pool.first_server + pool.replicas):
                 look(world, server, tick)
                 world.seen[server, SEEN_SENT] = 0
-        clock.next_report = min(clock.next_report, pool.reported + pool.report)
+        clock.next_report = min(clock.next_report, pool.routing.reported + pool.routing.report)
 
 
 @uncounted(inline=True)
@@ -146,11 +146,11 @@ def _server_at(world: World, pool: Any, place: int) -> Any:
 @uncounted(inline=True)
 def _emptiest(world: World, pool: Any) -> Any:
     """Return which of those that serve is least full; of equal ones the first."""
-    stale = pool.report > 0
+    stale = pool.routing.report > 0
     best = 0
-    least = _measure(world, _server_at(world, pool, 0), pool.router, stale)
+    least = _measure(world, _server_at(world, pool, 0), pool.routing.router, stale)
     for place in range(1, pool.up):
-        measure = _measure(world, _server_at(world, pool, place), pool.router, stale)
+        measure = _measure(world, _server_at(world, pool, place), pool.routing.router, stale)
         if measure < least:
             best, least = place, measure
     return best
@@ -159,7 +159,7 @@ def _emptiest(world: World, pool: Any) -> Any:
 @uncounted(inline=True)
 def _of_two(world: World, coin: int, pool: Any) -> Any:
     """Return which of two that a coin names has fewer requests; of equal ones the first named."""
-    count, stale = pool.up, pool.report > 0
+    count, stale = pool.up, pool.routing.report > 0
     one = ((coin & 0xFFFF) * count) >> 16
     other = ((coin >> 16) * (count - 1)) >> 16
     if other >= one:
@@ -232,10 +232,10 @@ def _by_function(world: World, request: int, pool: Any) -> Any:
     """Ask a router that is a function."""
     clock = world.clock[0]
     first, end = pool.first_server, pool.first_server + pool.replicas
-    if pool.report == 0:
+    if pool.routing.report == 0:
         for server in range(first, end):
             look(world, server, clock.now)
-    if pool.looks_up != 0:
+    if pool.routing.looks_up != 0:
         _look_up(world, request, pool)
     rows = first
     if pool.up < pool.replicas:
@@ -244,14 +244,15 @@ def _by_function(world: World, request: int, pool: Any) -> Any:
     world.asked[ASKED_PROMPT] = world.rows[request].left
     world.asked[ASKED_HOME] = _place_of_home(world, request, pool)
     world.asked[ASKED_COIN] = world.coin[request] / 4294967296.0
-    world.asked[ASKED_TURN] = pool.turn
-    pool.turn += 1
-    params = world.params[pool.routes_params : pool.routes_params_end]
-    place = router_at(pool.routes)(world.seen[rows : rows + pool.up], world.asked, params)
+    world.asked[ASKED_TURN] = pool.routing.turn
+    pool.routing.turn += 1
+    router = pool.routing.function
+    params = world.params[router.params : router.end]
+    place = router_at(router.address)(world.seen[rows : rows + pool.up], world.asked, params)
     if place < 0 or place >= pool.up:
         clock.bad_router = first + 1
         place = 0
-    if pool.report > 0:
+    if pool.routing.report > 0:
         world.seen[_server_at(world, pool, place), SEEN_SENT] += 1
     return place
 
@@ -265,11 +266,11 @@ def route(world: World, request: int, pool: Any) -> Any:
 @apart(NUMBER(A_WORLD, NUMBER, A_POOL))
 def choose(world: World, request: int, pool: Any) -> Any:
     """Choose one of several replicas."""
-    count, router = pool.up, pool.router
+    count, router = pool.up, pool.routing.router
     if count == 1:
         return _server_at(world, pool, 0)
     coin = np.int64(world.coin[request])
-    if pool.affinity != 0:
+    if pool.routing.affinity != 0:
         home = np.int64(world.rows[request + world.home[request]].server)
         if home >= 0 and world.servers[home].is_down == 0:
             return home
@@ -278,8 +279,8 @@ def choose(world: World, request: int, pool: Any) -> Any:
     elif router == ROUTE_RANDOM:
         place = (coin * count) >> 32
     elif router == ROUTE_ROUND_ROBIN:
-        place = pool.turn % count
-        pool.turn += 1
+        place = pool.routing.turn % count
+        pool.routing.turn += 1
     elif router == ROUTE_POWER_OF_TWO:
         place = _of_two(world, coin, pool)
     else:

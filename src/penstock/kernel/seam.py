@@ -61,9 +61,9 @@ def form_by_policy(world: World, engine: Any, pool: Any) -> Any:
         engine.finished,
         engine.finished_decodes,
     )
-    params = world.params[pool.params : pool.params_end]
     limits = Limits(pool.budget, pool.batch_size)
-    choice = ask(pool.policy, queue, limits, params)
+    params = world.params[pool.policy.params : pool.policy.end]
+    choice = ask(pool.policy.address, queue, limits, params)
     failed = failure_of(choice)
     if failed != 0:
         return failed

@@ -62,7 +62,7 @@ def ask_policy(arrays: Arrays, limits: Limits) -> Any:
         arrays.clock[0].finished,
         state.finished_decodes,
     )
-    return ask(arrays.pools[0].policy, queue, limits, arrays.params)
+    return ask(arrays.pools[0].policy.address, queue, limits, arrays.params)
 
 
 @uncounted(inline=True)

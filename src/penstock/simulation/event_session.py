@@ -209,30 +209,30 @@ class EventSession(Session):
         params = [world.params]
         for row, (index, server, _) in zip(world.pools, self.kinds, strict=True):
             pool, of_order = self.pools[index], network.order_params[index]
-            row.router = pool.router.code
-            row.affinity = pool.affinity
-            row.looks_up = pool.router.looks_up
-            row.looks_at_memory = pool.router.looks_at_memory
+            row.routing.router = pool.router.code
+            row.routing.affinity = pool.affinity
+            row.routing.looks_up = pool.router.looks_up
+            row.routing.looks_at_memory = pool.router.looks_at_memory
             row.plans_late &= pool.router.function is None and not network.sends_memory
-            row.report = round(pool.report_ms / 1e3 / self.tick_s)
-            if row.report > 0:
+            row.routing.report = round(pool.report_ms / 1e3 / self.tick_s)
+            if row.routing.report > 0:
                 world.clock.next_report = 0
             row.retention = retention
             row.repeats = pool.repeats(server)
-            row.order_params = sum(part.size for part in params)
-            row.order_params_end = row.routes_params = row.order_params + of_order.size
-            row.routes_params_end = row.routes_params + pool.router.params.size
+            order, router = row.order, row.routing.function
+            order.params = sum(part.size for part in params)
+            order.end = router.params = order.params + of_order.size
+            router.end = router.params + pool.router.params.size
             params += [of_order, pool.router.params]
             if not pool.order.single_line:
-                row.order = address_of(pool.order.compiled, ORDER_SIGNATURE)
+                order.address = address_of(pool.order.compiled, ORDER_SIGNATURE)
             if pool.router.function is not None:
-                row.routes = address_of(pool.router.compiled, ROUTER_SIGNATURE)
+                router.address = address_of(pool.router.compiled, ROUTER_SIGNATURE)
         speeds = [server.full_batch_rate for _, server, _ in self.kinds]
         # What a router does not look at is not worked out.
-        world.seen[~world.pools.looks_at_memory.astype(bool)[world.servers.pool], SEEN_MEMORY] = (
-            np.nan
-        )
-        world.seen[~world.pools.looks_up.astype(bool)[world.servers.pool], SEEN_CACHED] = np.nan
+        routing = world.pools.routing[world.servers.pool]
+        world.seen[routing.looks_at_memory == 0, SEEN_MEMORY] = np.nan
+        world.seen[routing.looks_up == 0, SEEN_CACHED] = np.nan
         world.seen[:, SEEN_SPEED] = np.array(speeds)[world.servers.pool]
         world.stages.prefill_weight, world.stages.decode_weight = network.router_weights.T
         return world._replace(

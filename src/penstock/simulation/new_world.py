@@ -66,8 +66,8 @@ def new_world(
     pools, stage_table = _pools(servers, counts, np.array(pools_of, np.int64), stages)
     times = _batch_times(servers, pools, tick_s)
     params = [_params(server) for server in servers]
-    pools.params = _starts(params)
-    pools.params_end = pools.params + [part.size for part in params]
+    pools.policy.params = _starts(params)
+    pools.policy.end = pools.policy.params + [part.size for part in params]
 
     table, lines = _replicas_and_lines(pools, counts)
     engines = _engines(servers, pools, table)
@@ -121,7 +121,7 @@ def new_paper_server(server: Server, room: int, tick_s: float, level: int) -> Ar
     counts = np.ones(1, np.int64)
     pools, _ = _pools([server], counts, np.zeros(1, np.int64), [(0, 0)])
     params = _params(server)
-    pools.params_end = params.size
+    pools.policy.end = params.size
     replicas, _ = _replicas_and_lines(pools, counts)
     pools.cell_columns = room + 1
     clock = _clock(level, 0)
@@ -332,7 +332,7 @@ def _describe(pool: Any, server: Server) -> None:
     pool.running_scope = server.scope == "running"
     pool.convention = server.convention == "engine"
     if policy.compiled is not None:
-        pool.policy = address_of(policy.compiled, POLICY_SIGNATURE)
+        pool.policy.address = address_of(policy.compiled, POLICY_SIGNATURE)
     pool.sees = policy.sees
     pool.composed = not server.batch_time.by_load
     pool.by_lines = server.by_lines

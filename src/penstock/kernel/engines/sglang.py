@@ -75,7 +75,7 @@ def _catch_up(world: World, engine: Any, pool: Any) -> None:
         state.is_full = 0
     if engine.was_idle != 0:
         state.is_full = 0
-        state.ratio = world.params[pool.params]
+        state.ratio = world.params[pool.policy.params]
 
 
 # -- how requests age, by response ratio
@@ -130,7 +130,7 @@ def _lower_ratio(world: World, engine: Any, pool: Any, batches: int) -> None:
 
     After a retraction it may be below the least, and then it rises to that.
     """
-    fall, least = world.params[pool.params + 2], world.params[pool.params + 1]
+    fall, least = world.params[pool.policy.params + 2], world.params[pool.policy.params + 1]
     state = state_of(engine)
     if batches > 0:
         state.ratio = max(state.ratio, least)
