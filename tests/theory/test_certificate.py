@@ -390,10 +390,11 @@ def test_the_json_form_tells_everything_in_plain_values() -> None:
     told = certificate.as_dict()
     assert json.loads(json.dumps(told)) == told
     assert list(told) == [
-        "verdict", "theorem", "reason", "margin", "hypotheses", "bounds", "certified_rate", "mean_backlog",
+        "verdict", "theorem", "reason", "margin", "hypotheses", "bounds", "certified_load", "certified_rate",
+        "mean_backlog", "any_policy", "virtual_station", "order", "joins",
     ]  # fmt: skip
     assert told["margin"] == certificate.margin
-    assert [list(h) for h in told["hypotheses"]] == [["name", "held", "checked", "why"]] * len(certificate.hypotheses)
+    assert [list(h) for h in told["hypotheses"]] == [["name", "held", "why", "checked"]] * len(certificate.hypotheses)
     assert [bound["name"] for bound in told["bounds"]] == ["token budget", "max batch size", "KV memory"]
     assert told["bounds"][1]["max_rate"] == certificate.max_rate
 
