@@ -223,13 +223,14 @@ def simulate_jobs(
     jobs: Jobs,
     *,
     tick_s: float = TICK_S,
-    until: int = NEVER,
+    until: int | None = None,
     compress: bool = True,
     record: Record = "requests",
     outages: Sequence[Outage] = (),
 ) -> Run:
     """Run these jobs through a network, up to a tick."""
-    options = RunOptions(until, True, tick_s, compress, outages=outages)
+    stop = NEVER if until is None else until
+    options = RunOptions(stop, True, tick_s, compress, outages=outages)
     return _run_jobs(network, iter([jobs]), jobs.count, options, record)
 
 
