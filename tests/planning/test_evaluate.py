@@ -13,6 +13,7 @@ from penstock.planning.deployment import Deployment
 from penstock.planning.evaluate import evaluate
 from penstock.planning.share import share_of
 from penstock.simulation.simulate import RunOptions, run_network
+from penstock.system.routing import ROUTERS
 
 SERVER = ps.Server(ps.Affine(c=0.01, a=1e-4), token_budget=256)
 WORKLOAD = ps.Workload.poisson(12.0, ps.Geometric(300, max=2_000), ps.Geometric(50, max=300))
@@ -26,7 +27,7 @@ PROCESSES = [
 @pytest.mark.parametrize("router", ["random", "round-robin"])
 @pytest.mark.parametrize("workload", PROCESSES, ids=["poisson", "deterministic", "gamma", "bursts"])
 def test_a_replica_gets_its_share_of_the_rate(workload: ps.Workload, router: str) -> None:
-    share = share_of(workload, router, 4)
+    share = share_of(workload, ROUTERS[router], 4)
     times = share.requests(20_000).arrival_s
     assert share.rate == pytest.approx(workload.rate / 4)
     whole = workload.requests(80_000).arrival_s  # a bursty stream is slow to show its rate: as much time passes
@@ -37,14 +38,14 @@ def test_a_replica_gets_its_share_of_the_rate(workload: ps.Workload, router: str
 @pytest.mark.parametrize(("router", "squared_cv"), [("random", 1.0), ("round-robin", 0.25)])
 def test_gaps_of_a_share_are_those_of_theory(router: str, squared_cv: float) -> None:
     """A fourth of a Poisson stream is Poisson by chance, Erlang in turns."""
-    gaps = np.diff(share_of(WORKLOAD, router, 4).requests(50_000).arrival_s)
+    gaps = np.diff(share_of(WORKLOAD, ROUTERS[router], 4).requests(50_000).arrival_s)
     assert gaps.var() / gaps.mean() ** 2 == pytest.approx(squared_cv, rel=0.05)
 
 
 @pytest.mark.parametrize("router", ["random", "round-robin"])
 def test_the_share_of_a_recording_is_some_of_its_requests_at_their_times(router: str) -> None:
     recorded = ps.Workload.from_arrays(np.arange(1000.0), np.arange(1, 1001), np.full(1000, 7))
-    mine = share_of(recorded, router, 5).requests(150)
+    mine = share_of(recorded, ROUTERS[router], 5).requests(150)
     places = mine.prompt_tokens - 1
     assert np.array_equal(mine.arrival_s, places - places[0])
     assert np.all(mine.output_tokens == 7)
@@ -54,13 +55,13 @@ def test_the_share_of_a_recording_is_some_of_its_requests_at_their_times(router:
 
 def test_turns_among_very_many_replicas_draw_one_replica_only() -> None:
     """A sum of gamma gaps is gamma, so no time is spent on the requests of all others."""
-    mine = share_of(ps.Workload.gamma(65_536 * 3.0, 3.0, 300, 50), "round-robin", 65_536).requests(1_000)
+    mine = share_of(ps.Workload.gamma(65_536 * 3.0, 3.0, 300, 50), ROUTERS["round-robin"], 65_536).requests(1_000)
     assert mine.arrival_s[-1] == pytest.approx(1_000 / 3.0, rel=0.01)
 
 
 def test_a_recording_too_short_to_share_is_refused() -> None:
     with pytest.raises(InputError, match="3 recorded requests leave"):
-        share_of(ps.Workload.from_arrays([0.0, 1.0, 2.0], [5, 5, 5], [5, 5, 5]), "round-robin", 3)
+        share_of(ps.Workload.from_arrays([0.0, 1.0, 2.0], [5, 5, 5], [5, 5, 5]), ROUTERS["round-robin"], 3)
 
 
 def test_one_replica_is_judged_as_estimate_judges_it() -> None:

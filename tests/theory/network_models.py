@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from penstock.system.network_model import NetworkModel
+from penstock.system.routing import ROUTERS, Router
 
 BAD_ORDER = ("A.2", "B.2", "A.1", "B.1")
 """Of the Rybko-Stolyar network: long calls first."""
@@ -101,6 +102,13 @@ def loop(pools: int, again: float, prefill: Sequence[float], decode: Sequence[fl
     first = [1.0] + [0.0] * (pools - 1)
     found = network_model(range(pools), prefill, decode, first, onward)
     return dataclasses.replace(found, capacity=found.offered / rho, full_batch=found.offered / rho)
+
+
+def router_named(name: str) -> Router:
+    """The router of this name, or one of a user's own."""
+    if name == "measure":
+        return Router.measure(prefill=1, decode=1)
+    return ROUTERS.get(name) or Router(name, function=lambda replicas, request, params: 0)
 
 
 def faster(model: NetworkModel, factor: float) -> NetworkModel:

@@ -18,7 +18,7 @@ from penstock.checking.targets import Target
 from penstock.errors import InputError
 from penstock.planning.aim import Aim
 from penstock.planning.day_run import DayCheck, resampled, simulate_day
-from penstock.planning.deployment import SPLITTING, Deployment
+from penstock.planning.deployment import Deployment
 from penstock.planning.evaluate import Evaluation, network_of
 from penstock.planning.json_form import parts
 from penstock.planning.rates import HOUR_S, RateProfile
@@ -223,7 +223,7 @@ class _AtTheRate(TargetsAtRate):
     def judge(self, family: Family, count: int, report: Callable[[float], None]) -> Evaluation:
         """Return what implies whether so many do, or simulate them."""
         fleet = family.smallest
-        alone = fleet.router.name == "random" and not fleet.prefill_replicas
+        alone = fleet.router.sends == "at random" and not fleet.prefill_replicas
         share = self.workload.rate / count
         for one in self.simulated:
             # at the same rate for each, more replicas serve no worse; at random, the same
@@ -254,7 +254,7 @@ def _periods(
     for index, rate in enumerate(profile.rates.tolist()):
         replicas, met = fleets[rate]
         most = per_step / step * replicas
-        units = replicas if fleet.splits or fleet.router in SPLITTING else 1
+        units = replicas if fleet.splits or fleet.router.by_shares else 1
         settles = relaxation_requests(rate / most, variability) / (rate / units) if rate else 0.0
         left = max(left + (rate - most) * profile.interval_s, 0.0)
         # with fewer steps than these a rate is at or above what any policy carries

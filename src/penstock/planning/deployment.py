@@ -16,11 +16,6 @@ from penstock.system.routing import ROUTERS, Router, resolve_router
 from penstock.system.server import Server
 from penstock.words import counted
 
-SPLITTING = (ROUTERS["random"], ROUTERS["round-robin"])
-"""Routers that do not look at queues: each replica has a share of the stream and knows nothing of
-the others.
-"""
-
 _ACCELERATORS = Range(1, 100_000, "", "a replica runs on at least one")
 _PRICE = Range(1e-9, 1e9, "", "it is money for an accelerator for an hour; 1 counts them")
 _REPLICAS = Range(1, MOST_REPLICAS, "", "none serve nothing, more are no fleet")
@@ -190,7 +185,7 @@ class Deployment(Checked):
         """
         if self.prefill_replicas or self.others:
             return False
-        return self.router in SPLITTING or self.replicas == 1
+        return self.router.by_shares or self.replicas == 1
 
     @property
     def ratio(self) -> tuple[int, int] | None:

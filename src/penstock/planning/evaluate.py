@@ -194,7 +194,7 @@ _Simulated = tuple[_Stability, Sequence[int], Callable[[int, float, Progress], _
 def _alone(workload: Workload, deployment: Deployment, aim: Aim) -> _Simulated:
     """Simulate one replica with its share of the requests."""
     server = deployment.server
-    alone = share_of(workload, deployment.router.name, deployment.replicas)
+    alone = share_of(workload, deployment.router, deployment.replicas)
     certificate = certify(alone, server)
     rate = certificate.certified_rate if certificate.verdict == "stable" else certificate.max_rate
 

@@ -11,6 +11,7 @@ from penstock.inputs.arrays import Floats
 from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.network import Network
+from penstock.system.routing import ROUTERS
 from penstock.system.server import Server
 from penstock.theory.certificate import DIFFER
 from penstock.theory.kv_blocks import STANDARD_ERRORS
@@ -107,8 +108,9 @@ class MixedLoad:
         self._rates = [(rates.full_batch[n], rates.capacity[n]) for n in (0, -1)]
         self._family = family
         # in turns one replica may get all the long requests, where lengths depend on one another
-        by_total = not more_helps or family.smallest.router.name == "round-robin"
-        self._router = "jsq" if by_total else family.smallest.router.name
+        router = family.smallest.router
+        by_total = not more_helps or router.sends == "in turns"
+        self._router = ROUTERS["jsq"] if by_total else router
 
     def first_below(self, most: float) -> int:
         """Return the index of the fewest replicas with a load below a limit, or the end."""

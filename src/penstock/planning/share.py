@@ -9,16 +9,17 @@ import numpy as np
 
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools
+from penstock.system.routing import Router
 from penstock.workload.arrivals import BLOCK, Arrivals, GammaRenewal, Poisson, Seconds
 from penstock.workload.workload import Workload
 
 _LEAST_CV = 1e-3  # that gamma gaps may have
 
 
-def share_of(workload: Workload, router: str, replicas: int) -> Workload:
+def share_of(workload: Workload, router: Router, replicas: int) -> Workload:
     """Return what one replica of a pool gets from a router that does not look at queues."""
-    # ``random``: each with probability 1 / replicas, which leaves a Poisson process Poisson.
-    # ``round-robin``: in turn. Of a recording the replica gets its requests, at their times.
+    # At random: each with probability 1 / replicas, which leaves a Poisson process Poisson. Of a
+    # recording the replica gets its requests, at their times.
     if replicas == 1:
         return workload
     arrivals, rows = workload.arrivals, workload.rows
@@ -31,11 +32,11 @@ def share_of(workload: Workload, router: str, replicas: int) -> Workload:
         share: Arrivals = _Share(arrivals, router, replicas)
         cv = arrivals.cv if isinstance(arrivals, GammaRenewal) else 1.0
         cv /= math.sqrt(replicas)
-        if isinstance(arrivals, Poisson) and router == "random":
+        if isinstance(arrivals, Poisson) and router.sends == "at random":
             share = arrivals.with_rate(share.rate)
         elif isinstance(arrivals, Poisson | GammaRenewal) and cv >= _LEAST_CV:
             # a sum of gamma gaps is gamma, so others' requests need not be drawn
-            share = share if router == "random" else GammaRenewal(share.rate, cv)
+            share = share if router.sends == "at random" else GammaRenewal(share.rate, cv)
         return dataclasses.replace(workload, arrivals=share)
     if workload.prefixes is not None:
         raise InputError(
@@ -55,9 +56,11 @@ def share_of(workload: Workload, router: str, replicas: int) -> Workload:
     )  # fmt: skip
 
 
-def _chosen(rng: np.random.Generator, size: int, before: int, router: str, replicas: int) -> Bools:
+def _chosen(
+    rng: np.random.Generator, size: int, before: int, router: Router, replicas: int
+) -> Bools:
     """Return which of ``size`` requests, after ``before`` others, the first replica gets."""
-    if router == "round-robin":
+    if router.sends == "in turns":
         return np.asarray(np.arange(before, before + size) % replicas == 0)
     return rng.random(size) * replicas < 1
 
@@ -69,7 +72,7 @@ class _Share(Arrivals):
     words: ClassVar[str] = "one replica's share"
 
     whole: Arrivals
-    router: str
+    router: Router
     replicas: int
 
     @property

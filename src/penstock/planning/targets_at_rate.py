@@ -184,7 +184,7 @@ class TargetsAtRate(Question[Evaluation]):
     def _of_one(self, fleet: Deployment) -> Workload:
         """Return what one replica gets on average: of a pool no more is known than the rate."""
         share = self.workload.with_rate(self.workload.rate / fleet.replicas)
-        known = fleet.replicas == 1 or fleet.router.name == "random"
+        known = fleet.replicas == 1 or fleet.router.sends == "at random"
         if known or not isinstance(share.arrivals, Poisson):
             return share
         # what bounds say of evenly spaced requests they say of any

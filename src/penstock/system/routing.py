@@ -41,6 +41,7 @@ from penstock.system import router_functions
 from penstock.system.own_functions import OwnFunction
 
 RouterFunction = Callable[[Floats, Floats, Floats], int]
+Sends = Literal["", "to the least", "to the less of two", "at random", "in turns", "otherwise"]
 
 _VANISHES = "a measure that is 0 at a busy replica sends it everything"
 _WEIGHT = Range(1e-3, 1e6, "", _VANISHES)
@@ -63,6 +64,12 @@ class Router(OwnFunction):
         Numbers that its function is told, by name, in order.
     prefill_weight, decode_weight
         For a `measure`: what a request in each phase counts.
+    sends
+        How it chooses, as far as theorems go by it. ``to the least``: of a measure of what is at a
+        replica that vanishes only at an empty one and rises with its work (rem:jsq+), up to the
+        tokens of the request that is sent. ``to the less of two``: of two replicas drawn at random,
+        by such a measure. ``at random`` and ``in turns``: in fixed shares. ``otherwise``, and
+        empty, where it is not said: nothing is known.
     seeks
         What must be somewhere for it to do what its name says: ``prompts`` that replicas have
         computed, KV ``memory`` with a limit, or jobs of several ``calls``. Empty: nothing.
@@ -74,6 +81,7 @@ class Router(OwnFunction):
     settings: tuple[tuple[str, float], ...] = ()
     prefill_weight: float | None = None
     decode_weight: float | None = None
+    sends: Sends = ""
     seeks: Literal["", "prompts", "memory", "calls"] = ""
     word = "router"
     arguments = ("replicas", "request", "params")
@@ -108,7 +116,7 @@ class Router(OwnFunction):
             _WEIGHT.number(prefill, "the prefill weight of a measure"),
             _WEIGHT.number(decode, "the decode weight of a measure"),
         )
-        return Router("measure", ROUTE_WORK, None, (), *weights)
+        return Router("measure", ROUTE_WORK, None, (), *weights, sends="to the least")
 
     def with_settings(self, **settings: float) -> "Router":
         """Return the same router with other numbers, by the names in `settings`."""
@@ -118,6 +126,19 @@ class Router(OwnFunction):
                 has = f"has {', '.join(known)}" if known else "has none"
                 raise InputError(f"router {self.name} has no setting {name!r}; it {has}")
         return dataclasses.replace(self, settings=tuple((known | settings).items()))
+
+    @property
+    def by_shares(self) -> bool:
+        """Whether replicas get fixed shares of what comes, whatever is at them."""
+        return self.sends in ("at random", "in turns")
+
+    @property
+    def in_words(self) -> str:
+        """Its name; of one of the user's own, which may be another's, with that said."""
+        namesake = ROUTERS.get(self.name)
+        if self.function is None or (namesake and namesake.function is self.function):
+            return self.name
+        return f"{self.name} (one of the user's own)"
 
     @property
     def looks_up(self) -> bool:
@@ -191,26 +212,38 @@ _SPILL = (("spill", 64.0), ("times", 1.5))
 ROUTERS: dict[str, Router] = {
     r.name: r
     for r in (
-        Router("random", ROUTE_RANDOM),
-        Router("round-robin", ROUTE_ROUND_ROBIN),
-        Router("jsq", ROUTE_REQUESTS),
-        Router("tokens", ROUTE_TOKENS),
-        Router("work", ROUTE_WORK),
-        Router("power-of-two", ROUTE_POWER_OF_TWO),
-        Router("power-of-two-tokens", function=router_functions.power_of_two_tokens),
-        Router("memory", function=router_functions.memory, seeks="memory"),
-        Router("fastest", function=router_functions.fastest),
-        Router("session", function=router_functions.session, settings=_SPILL, seeks="calls"),
+        Router("random", ROUTE_RANDOM, sends="at random"),
+        Router("round-robin", ROUTE_ROUND_ROBIN, sends="in turns"),
+        Router("jsq", ROUTE_REQUESTS, sends="to the least"),
+        Router("tokens", ROUTE_TOKENS, sends="to the least"),
+        Router("work", ROUTE_WORK, sends="to the least"),
+        Router("power-of-two", ROUTE_POWER_OF_TWO, sends="to the less of two"),
+        Router(
+            "power-of-two-tokens",
+            function=router_functions.power_of_two_tokens,
+            sends="to the less of two",
+        ),
+        Router("memory", function=router_functions.memory, sends="otherwise", seeks="memory"),
+        Router("fastest", function=router_functions.fastest, sends="to the least"),
+        Router(
+            "session",
+            function=router_functions.session,
+            settings=_SPILL,
+            sends="otherwise",
+            seeks="calls",
+        ),
         Router(
             "prefix",
             function=router_functions.prefix,
             settings=(("match", 0.3), *_SPILL),
+            sends="otherwise",
             seeks="prompts",
         ),
         Router(
             "scored",
             function=router_functions.scored,
             settings=(("cached", 3.0), ("queue", 2.0), ("memory", 2.0)),
+            sends="otherwise",
             seeks="prompts",
         ),
     )

@@ -16,6 +16,7 @@ from network_models import (
     network_model,
     ring,
     route,
+    router_named,
     rybko_stolyar,
 )
 
@@ -24,6 +25,7 @@ from penstock.errors import InputError
 from penstock.system.network import Network, Pool
 from penstock.system.network_model import NetworkModel
 from penstock.system.orders import ORDERS, Order
+from penstock.system.routing import ROUTERS
 from penstock.theory.certificate import Certificate, certify
 from penstock.theory.hypotheses import FILLS, SLOTS, Hypothesis
 from penstock.theory.network.certificate import of_pools
@@ -327,9 +329,9 @@ def test_self_reflection_is_stable_under_any_order_of_stages(rho: float) -> None
 def test_parallel_replicas_of_one_stage_are_stable_up_to_their_summed_capacity(router: str, replicas: int) -> None:
     model = network_model([0], [129], [112], [1.0], [[0.0]], replicas=[replicas])
     for rho, verdict in ((0.95, "stable"), (1.05, "unstable")):
-        found = of_pools(faster(model, rho / 241), rules(model, router=router))
+        found = of_pools(faster(model, rho / 241), rules(model, router=router_named(router)))
         assert found.verdict == verdict
-    assert of_pools(faster(model, 0.5 / 241), rules(model, router=router)).theorem == (
+    assert of_pools(faster(model, 0.5 / 241), rules(model, router=router_named(router))).theorem == (
         "multi-class theorem, parallel-server proposition"
         + ("" if router in ("jsq", "random") else " with its remark on routers")
     )
@@ -349,7 +351,7 @@ def test_two_stages_of_a_pool_of_replicas_are_covered_for_routers_that_keep_them
 ) -> None:
     model = network_model([0, 0], [10, 20], [5, 5], [0.01, 0.01], onward, replicas=[4])
     for router in ("jsq", "tokens", "work", "measure", "random", "round-robin", "power-of-two", "my own"):
-        found = of_pools(model, rules(model, router=router, affinity=affinity))
+        found = of_pools(model, rules(model, router=router_named(router), affinity=affinity))
         assert found.verdict == ("stable" if router in known else "unknown"), router
         assert (found.certified_load is None) == (router not in known)
 
@@ -357,7 +359,7 @@ def test_two_stages_of_a_pool_of_replicas_are_covered_for_routers_that_keep_them
 def test_replicas_in_a_cycle_need_a_router_that_spares_busy_ones() -> None:
     model = rybko_stolyar(0.5, replicas=4)
     assert of_pools(model, rules(model)).verdict == "stable"
-    for fields in ({"router": "random"}, {"affinity": True}, {"router": "round-robin"}):
+    for fields in ({"router": ROUTERS["random"]}, {"affinity": True}, {"router": ROUTERS["round-robin"]}):
         assert of_pools(model, rules(model, **fields)).verdict == "unknown"
 
 
@@ -367,7 +369,7 @@ def test_replicas_in_a_cycle_need_a_router_that_spares_busy_ones() -> None:
 def test_the_bad_priority_is_known_to_fail_at_replicas_that_all_get_the_same_shares(router: str, verdict: str) -> None:
     """Behind the shortest queue, simulated, four replicas stand loads at which one server fails: some run dry first."""
     model = rybko_stolyar(0.6, replicas=4)
-    static = [dataclasses.replace(rule, router=router) for rule in ranked(model, BAD_ORDER)]
+    static = [dataclasses.replace(rule, router=router_named(router)) for rule in ranked(model, BAD_ORDER)]
     found = of_pools(model, static)
     assert (found.verdict, found.virtual_station is not None) == (verdict, verdict == "unstable")
 
@@ -570,7 +572,7 @@ def test_rules_of_pools_say_what_orders_and_policies_do() -> None:
     fills, slots = (next(h for h in first.replica if h.name == name) for name in (FILLS, SLOTS))
     assert (fills.held, fills.checked, first.decode_first, slots.held) == (True, False, False, False)
     assert fills.why.startswith("mine fills the token budget")
-    assert (first.router, first.affinity, first.phases) == ("random", True, True)
+    assert (first.router.name, first.affinity, first.phases) == ("random", True, True)
     assert (second.order, second.phases, second.k_fcfs) == ("hlpps", False, False)
     assert all(h.checked for h in second.replica)
 

@@ -7,16 +7,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from network_models import loop, network_model, route
+from network_models import loop, network_model, route, router_named
 
 import penstock as ps
 from penstock.errors import InputError
 from penstock.system.network_model import NetworkModel, ReplicaRates
+from penstock.system.routing import ROUTERS
 from penstock.theory.certificate import DIFFER
 from penstock.theory.network.certificate import of_pools
 from penstock.theory.network.hypotheses import PoolRules
-from penstock.theory.network.unequal_replicas import SHORTEST, replica_loads
+from penstock.theory.network.unequal_replicas import replica_loads
 
+TO_THE_LEAST = [router for router in (*ROUTERS.values(), router_named("measure")) if router.sends == "to the least"]
 RATES = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=5)
 
 
@@ -53,7 +55,7 @@ def test_shares_by_capacity_and_shortest_queues_carry_the_total(rates: list[floa
     offered = rho * sum(rates)
     for found in (
         replica_loads(offered, rates, "random", shares=rates),
-        *(replica_loads(offered, rates, router) for router in SHORTEST),
+        *(replica_loads(offered, rates, router) for router in TO_THE_LEAST),
     ):
         assert found.sufficient == pytest.approx(rho)
         assert found.verdict == "stable"
@@ -64,8 +66,8 @@ def test_between_full_and_best_batches_nothing_is_said() -> None:
     found = replica_loads(22.0, [10.0, 10.0], "jsq", capacity=[12.0, 12.0])
     assert (found.verdict, found.sufficient, found.necessary) == ("unknown", 1.1, pytest.approx(22 / 24))
     assert replica_loads(25.0, [10.0, 10.0], "jsq", capacity=[12.0, 12.0]).verdict == "unstable"
-    assert replica_loads(1.0, [10.0, 10.0], "of-a-user").verdict == "unknown"
-    assert replica_loads(21.0, [10.0, 10.0], "of-a-user").verdict == "unstable"
+    assert replica_loads(1.0, [10.0, 10.0], router_named("of-a-user")).verdict == "unknown"
+    assert replica_loads(21.0, [10.0, 10.0], router_named("of-a-user")).verdict == "unstable"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,7 @@ def unequal(model: NetworkModel, *rates: list[float] | None, shares: list[float]
 def test_a_pool_of_a_slow_and_a_fast_server_is_certified_by_its_router(router, shares, verdict) -> None:  # type: ignore[no-untyped-def]
     """Three servers' worth arrives at a server of one and one of three: half is too much for the slow one."""
     model = unequal(route([0], [3.0]), [1.0, 3.0], shares=shares)
-    found = of_pools(model, [PoolRules(router=router)])
+    found = of_pools(model, [PoolRules(router=router_named(router))])
     assert found.verdict == verdict, found.reason
     assert DIFFER in (found.theorem or "")
     if verdict == "stable":
@@ -116,7 +118,7 @@ def test_a_pool_of_a_slow_and_a_fast_server_is_certified_by_its_router(router, s
         assert found.pools[0].rho == pytest.approx(0.75)
     else:
         assert "replica 0 gets 0.5 of the requests and has 0.25 of the capacity" in found.reason
-        half = of_pools(unequal(route([0], [1.9]), [1.0, 3.0]), [PoolRules(router=router)])
+        half = of_pools(unequal(route([0], [1.9]), [1.0, 3.0]), [PoolRules(router=router_named(router))])
         assert half.verdict == "stable"
         assert half.certified_load == pytest.approx(2 / 1.9)
 
@@ -125,17 +127,17 @@ def test_two_slow_of_four_get_too_much_by_power_of_two_and_not_by_jsq() -> None:
     """Of six pairs one is the two slow ones: they get a sixth, and have a tenth."""
     rates = [0.5, 4.5, 0.5, 4.5]
     model = unequal(route([0], [7.0]), rates)
-    found = of_pools(model, [PoolRules(router="power-of-two")])
+    found = of_pools(model, [PoolRules(router=ROUTERS["power-of-two"])])
     assert found.verdict == "unstable"
     assert "the 2 slowest of 4 replicas get 0.1667 of the requests and have 0.1 of the capacity" in found.reason
-    assert of_pools(model, [PoolRules(router="jsq")]).verdict == "stable"
+    assert of_pools(model, [PoolRules()]).verdict == "stable"
 
 
 def test_what_a_router_of_a_users_own_or_a_cycle_does_to_unequal_replicas_is_not_known() -> None:
     model = unequal(route([0], [1.0]), [1.0, 3.0])
-    found = of_pools(model, [PoolRules(router="own")])
+    found = of_pools(model, [PoolRules(router=router_named("own"))])
     assert found.verdict == "unknown"
-    assert "nothing is known of what own sends to each replica" in found.reason
+    assert "nothing is known of what own (one of the user's own) sends to each replica" in found.reason
     cycle = loop(2, 0.5, [1.0, 1.0], [0.0, 0.0], 0.5)
     found = of_pools(unequal(cycle, [1.0, 3.0], None), [PoolRules(), PoolRules()])
     assert found.verdict == "unknown"
@@ -147,16 +149,16 @@ def test_turns_among_several_stages_prove_no_overload() -> None:
     """One replica may get all the short calls."""
     onward = [[0, 0], [0, 0]]
     model = unequal(network_model([0, 0], [1.0, 3.0], [0, 0], [0.7, 0.7], onward), [1.0, 3.0])
-    assert of_pools(model, [PoolRules(router="round-robin")]).verdict == "unknown"
-    assert of_pools(model, [PoolRules(router="random")]).verdict == "unstable"
+    assert of_pools(model, [PoolRules(router=ROUTERS["round-robin"])]).verdict == "unknown"
+    assert of_pools(model, [PoolRules(router=ROUTERS["random"])]).verdict == "unstable"
 
 
 def test_replicas_that_are_alike_are_certified_as_if_nothing_were_said_of_them() -> None:
     plain = dataclasses.replace(route([0], [3.0]), capacity=np.array([4.0]), full_batch=np.array([4.0]))
     plain = dataclasses.replace(plain, replicas=np.array([4]))
     for router in ("jsq", "random", "round-robin", "power-of-two"):
-        one = of_pools(plain, [PoolRules(router=router)])
-        other = of_pools(unequal(plain, [1.0] * 4), [PoolRules(router=router)])
+        one = of_pools(plain, [PoolRules(router=router_named(router))])
+        other = of_pools(unequal(plain, [1.0] * 4), [PoolRules(router=router_named(router))])
         assert one.verdict == other.verdict == "stable"
         assert one.certified_load == pytest.approx(other.certified_load)
 

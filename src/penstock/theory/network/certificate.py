@@ -269,7 +269,7 @@ def _theorem(
         name += f", {DIFFER}"
     elif several:
         name += f", {PARALLEL}"
-    if any(router not in ("jsq", "random") for router in several):
+    if any(router.name not in ("jsq", "random") for router in several):
         name += f" with {REMARK}"
     if any(proof.by_drift for proof in proofs):
         name += f", {DRIFT}"
@@ -282,11 +282,11 @@ def _overfed(model: NetworkModel, rules: Sequence[PoolRules], in_turns: bool) ->
     least_offered = model.least_offered - STANDARD_ERRORS * model.standard_error
     for s, rule in enumerate(rules):
         loads = loads_at(model, s, max(float(least_offered[s]), 0.0), rule.router)
-        if loads is None or (rule.router == "round-robin" and not in_turns):
+        if loads is None or (rule.router.sends == "in turns" and not in_turns):
             continue
         if loads.verdict == "unstable":
             return (
-                f"router {rule.router} sends some replicas of pool {model.pools[s]} "
+                f"router {rule.router.name} sends some replicas of pool {model.pools[s]} "
                 f"{loads.necessary:.3f} times what they carry under any policy ({loads.why}), so "
                 "their backlog grows for ever"
             )

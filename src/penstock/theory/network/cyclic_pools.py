@@ -12,7 +12,6 @@ from penstock.system.network_model import NetworkModel
 from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
 from penstock.theory.network.fluid_classes import fluid_classes
 from penstock.theory.network.hypotheses import PoolRules
-from penstock.theory.network.unequal_replicas import SHORTEST
 
 if TYPE_CHECKING:
     from penstock.theory.network.cycles import GlobalStability
@@ -45,7 +44,7 @@ def cycles_of(model: NetworkModel, rules: Sequence[PoolRules], cyclic: list[int]
     from penstock.theory.network.virtual_stations import priority_limit
 
     phases = [rule.phases for rule in rules]
-    balanced = [rule.router in SHORTEST and not rule.affinity for rule in rules]
+    balanced = [rule.router.sends == "to the least" and not rule.affinity for rule in rules]
     anyone = global_stability(model, phases, balanced)
     ranking = _ranking(model, rules, cyclic)
     if not ranking:
@@ -106,7 +105,7 @@ def _spiral(
 def _alike(model: NetworkModel, rules: Sequence[PoolRules], virtual: "VirtualStation") -> bool:
     """Whether replicas have equal shares of both pools' fluid; others may serve both at once."""
     both = [model.pools.index(name) for name in virtual.pools]
-    return all(model.replicas[s] == 1 or rules[s].router == "random" for s in both)
+    return all(model.replicas[s] == 1 or rules[s].router.sends == "at random" for s in both)
 
 
 def _hypotheses(

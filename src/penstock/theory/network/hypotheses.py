@@ -32,7 +32,7 @@ from penstock.theory.kv_blocks import STANDARD_ERRORS, fits
 from penstock.theory.load import Demand, Load
 from penstock.theory.network.demand import declares, wasted_at_stages
 from penstock.theory.network.fluid_classes import FluidClasses
-from penstock.theory.network.unequal_replicas import OF_TWO, SHORTEST, loads_at
+from penstock.theory.network.unequal_replicas import loads_at
 from penstock.theory.unforeseen import with_wasted
 from penstock.workload.arrivals import Arrivals
 from penstock.workload.lengths import Length
@@ -76,7 +76,7 @@ class PoolRules:
     order: str = "fcfs"  # between stages, of `penstock.system.orders`; any other: an unknown order
     # The pool's stages, the highest first, for a static order.
     ranking: tuple[str, ...] | None = None
-    router: str = "jsq"  # of `penstock.system.routing`
+    router: Router = ROUTERS["jsq"]
     affinity: bool = False  # a job stays with its replica
     # Stages with lengths of the job: its later requests are like its earlier.
     of_job: tuple[str, ...] = ()
@@ -121,7 +121,7 @@ def pool_rules(network: Network, demands: Sequence[Demand]) -> tuple[PoolRules, 
                 decode_first=all(server.policy.decode_first for server, _ in pool.servers),
                 order=_order(pool),
                 ranking=ranking,
-                router=_router(pool.router),
+                router=pool.router,
                 affinity=pool.affinity,
                 of_job=tuple(full for full, stage in here.items() if _of_job(stage)),
                 delays_vary=any(
@@ -243,14 +243,6 @@ def _order(pool: Pool) -> str:
     if theirs and by_arrival:
         return pool.order.name
     return f"of the user's own, {pool.order.name}"
-
-
-def _router(router: Router) -> str:
-    """Return the name by which theorems know a router; another one where it is the user's own."""
-    namesake = ROUTERS.get(router.name)
-    if router.function is None or (namesake and namesake.function is router.function):
-        return router.name
-    return f"of the user's own, {router.name}"
 
 
 def workflow_hypotheses(network: Network) -> tuple[Hypothesis, ...]:
@@ -378,15 +370,15 @@ def of_all_pools(model: NetworkModel, proofs: Sequence[Proof]) -> tuple[Hypothes
     return tuple(merged)
 
 
-def _not_carried(model: NetworkModel, pool: int, most_offered: float, router: str) -> str | None:
+def _not_carried(model: NetworkModel, pool: int, most_offered: float, router: Router) -> str | None:
     """Return why full batches of a pool may not carry what is offered, or None if they do."""
     if most_offered < model.full_batch[pool] * (1 - CRITICAL_BAND):
         loads = loads_at(model, pool, most_offered, router)
         if loads is None or loads.sufficient is None or loads.sufficient < 1 - CRITICAL_BAND:
             return None
         return (
-            f"{router} sends some replicas {loads.sufficient:.3f} times what their full batches "
-            f"carry: {loads.why}; take jsq, or shares by capacity"
+            f"{router.name} sends some replicas {loads.sufficient:.3f} times what their full "
+            f"batches carry: {loads.why}; take jsq, or shares by capacity"
         )
     why = (
         f"{model.offered[pool]:,.0f} tokens/s arrive, full batches carry "
@@ -413,33 +405,31 @@ def _not_routed(
     """Return why several replicas may not drain as one server would; None: they do."""
     # Requests that come back to random replicas that are alike do no harm: a generalised Jackson
     # network.
-    if rules.router in SHORTEST:
+    name, sends = rules.router.in_words, rules.router.sends
+    if sends == "to the least":
         if cyclic and rules.affinity:
             return "affinity sends requests back to busy replicas in a cycle of pools"
         return None
     if cyclic:
-        return f"{rules.router} may send requests to busy replicas, in a cycle of pools; take jsq"
-    if rules.router == "random":
+        return f"{name} may send requests to busy replicas, in a cycle of pools; take jsq"
+    if sends == "at random":
         if comes_back and not rules.affinity and (stages > 1 or sampled or rules.of_job):
             return (
-                "random sends requests that come back to other replicas, which makes a cycle of "
+                f"{name} sends requests that come back to other replicas, which makes a cycle of "
                 "them; take jsq"
             )
         return None
-    if rules.router == "round-robin":
+    if sends == "in turns":
         if stages > 1 or comes_back:
-            return (
-                "round-robin need not give each replica its share of every stage; take jsq or "
-                "random"
-            )
+            return f"{name} need not give each replica its share of every stage; take jsq or random"
         if sampled or rules.of_job:
             return (
-                "round-robin may give one replica all the long requests, since their lengths "
-                "depend; take jsq"
+                f"{name} may give one replica all the long requests, since their lengths depend; "
+                "take jsq"
             )
         return None
-    if rules.router in OF_TWO:
+    if sends == "to the less of two":
         if comes_back or rules.affinity:
-            return f"{rules.router} may send requests that come back to busy replicas; take jsq"
+            return f"{name} may send requests that come back to busy replicas; take jsq"
         return None
-    return f"nothing is known of the router {rules.router}; take jsq"
+    return f"nothing is known of the router {name}; take jsq"

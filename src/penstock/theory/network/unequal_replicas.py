@@ -17,15 +17,16 @@ lambda m psi(M) is above what M can carry in batches of any size.
 The proof, in `docs/theory/servers-that-differ.md`, is the paper's for one Lyapunov function, the
 tokens in all replicas: at each time they fall by what the busy ones process, less what goes there.
 
-* To the least of a measure that vanishes only at an empty replica and rises with its work (``jsq``,
-  ``tokens``, ``work``, ``fastest``, measures): phi is 0 but for all replicas together. The total
-  decides.
-* ``random`` and ``round-robin``: phi = psi, the sum of the shares. Each replica's own load decides:
-  with equal shares R times the slowest replica is what a pool of R carries, and with shares in
-  proportion to C_k the total.
-* ``power-of-two``, ``power-of-two-tokens``: of j replicas, a request goes there exactly if both
-  that are drawn are among them (while the others are empty): phi = psi = j (j - 1) / (R (R - 1)).
-  The j slowest decide, for the worst j.
+* To the least of a measure that vanishes only at an empty replica and rises with its work (as
+  ``jsq`` does): phi is 0 but for all replicas together. The total decides.
+* In fixed shares (``random``, ``round-robin``): phi = psi, the sum of the shares. Each replica's
+  own load decides: with equal shares R times the slowest replica is what a pool of R carries, and
+  with shares in proportion to C_k the total.
+* To the less of two (``power-of-two``): of j replicas, a request goes there exactly if both that
+  are drawn are among them (while the others are empty): phi = psi = j (j - 1) / (R (R - 1)). The j
+  slowest decide, for the worst j.
+
+Which of these a router does is what it `sends` (`penstock.system.routing.Router`).
 """
 
 import dataclasses
@@ -38,14 +39,8 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 from penstock.system.network_model import NetworkModel
+from penstock.system.routing import ROUTERS, Router, resolve_router
 from penstock.theory.hypotheses import CRITICAL_BAND, Verdict
-
-SHORTEST = ("jsq", "tokens", "work", "measure", "fastest")
-"""Routers to the least of a measure that vanishes only at an empty replica (rem:jsq+), up to the
-tokens of the request that is sent.
-"""
-BY_SHARES = ("random", "round-robin")
-OF_TWO = ("power-of-two", "power-of-two-tokens")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +68,7 @@ class ReplicaLoads:
 def replica_loads(
     offered_tokens_per_s: float,
     full_batch: npt.ArrayLike,
-    router: str,
+    router: str | Router,
     *,
     capacity: npt.ArrayLike | None = None,
     shares: npt.ArrayLike | None = None,
@@ -87,7 +82,7 @@ def replica_loads(
     full_batch
         Shape (replicas,), tokens/s of each with batches filled to its token budget, b_max / t_bmax.
     router
-        A name of `penstock.system.routing`.
+        One of `penstock.system.routing`, or its name.
     capacity
         Shape (replicas,), tokens/s of each in its best batches, max over b of b / t_b; None: those
         are the full ones.
@@ -115,21 +110,21 @@ def replica_loads(
     offered = checks.number(
         "offered_tokens_per_s", offered_tokens_per_s, 0, 1e18, "tokens/s", "it is what arrives"
     )
+    router = resolve_router(router)
     weights = _shares(router, shares, full.size)
     everyone = tuple(range(full.size))
     in_all = offered / float(full.sum()), offered / float(best.sum())
-    if router in SHORTEST:
+    if router.sends == "to the least":
         return ReplicaLoads(*in_all, everyone, "all replicas together")
-    if router in BY_SHARES:
+    if router.by_shares:
         return _by_shares(offered, full, best, weights)
-    if router in OF_TWO:
+    if router.sends == "to the less of two":
         return _of_slowest(offered, full, best)
-    return ReplicaLoads(
-        None, in_all[1], everyone, f"nothing is known of what {router} sends to each replica"
-    )
+    what = f"nothing is known of what {router.in_words} sends to each replica"
+    return ReplicaLoads(None, in_all[1], everyone, what)
 
 
-def loads_at(model: NetworkModel, pool: int, offered: float, router: str) -> ReplicaLoads | None:
+def loads_at(model: NetworkModel, pool: int, offered: float, router: Router) -> ReplicaLoads | None:
     """Return the same of a pool, by its number; None: its replicas are alike."""
     rates = model.replica_rates(pool)
     if rates is None:
@@ -173,14 +168,15 @@ def _of_slowest(offered: float, full: Floats, best: Floats) -> ReplicaLoads:
     return ReplicaLoads(float(loads[worst]), float(least.max()), chosen, why)
 
 
-def _shares(router: str, shares: npt.ArrayLike | None, count: int) -> Floats:
+def _shares(router: Router, shares: npt.ArrayLike | None, count: int) -> Floats:
     """Return the shares, which add up to 1."""
     if shares is None:
         return np.full(count, 1 / count)
-    if router not in BY_SHARES:
+    if not router.by_shares:
+        usual = ", ".join(name for name, other in ROUTERS.items() if other.by_shares)
         raise InputError(
-            f"shares are given to the router {router!r}, which goes by the state of the replicas; "
-            f"leave them out, or take one of {', '.join(BY_SHARES)}"
+            f"shares are given to the router {router.name!r}, which goes by the state of the "
+            f"replicas; leave them out, or take one of {usual}"
         )
     weights = checks.array("shares", shares).astype(np.float64)
     if weights.shape != (count,) or not (np.isfinite(weights) & (weights >= 0)).all():
