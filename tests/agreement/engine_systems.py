@@ -11,12 +11,15 @@ import penstock as ps
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.engines import ENGINES
+from penstock.system.engines.sglang import QUEUE_ORDERS
 from penstock.system.memory import Memory
 from penstock.system.policies import resolve
 from tests.reference import batch_time as plain_batch_time
 from tests.reference import simulation as plain
 
 OF_THE_PAPER = ("fastertransformer", "vllm-vanilla", "orca", "sarathi")
+RANKED_ORDERS = [name for name, order in QUEUE_ORDERS.items() if order.ranks or name == "fcfs"]
+"""Of SGLang's queue, which need no cache."""
 OVERLAP = 0.5  # share of the systems of SGLang that compose batches ahead
 UNITS = 2**20  # of a tick, in which the parts of a composed batch time are whole numbers
 
@@ -192,7 +195,7 @@ def draw_settings(rng, policy, longest, longest_prompt, circles):
                 "decay_steps": int(rng.choice([1, 5, 600])),
                 "retract_steps": int(rng.choice([1, 3, 20])),
                 "clip_new_tokens": int(rng.choice([3, 4096])),
-                "schedule_policy": str(rng.choice(["fcfs", "fcfs", "lof"])),
+                "schedule_policy": str(rng.choice(["fcfs", *RANKED_ORDERS])),
                 "ignore_eos": bool(rng.random() < 0.25),
                 "priority_preemption": bool(rng.random() < 0.7),
                 "priority_scheduling_preemption_threshold": int(rng.choice([0, 0, 1])),
@@ -295,8 +298,9 @@ def with_shared_prefixes(rng, system):
     if settings.get("drafts", 0) > system.block_size and "mtp_modules" in settings:
         settings["mtp_modules"] = 1  # vLLM has no smaller blocks beside several
     if system.policy == "sglang":
-        orders = ["fcfs", "lof", "lpm", "dfs-weight", "hrrn", "shortest-prefill-first"]
-        settings["schedule_policy"] = str(rng.choice(orders[: 2 if system.order == "priority" else None]))
+        by_priority = system.order == "priority"
+        orders = [name for name, order in QUEUE_ORDERS.items() if order.takes_priorities or not by_priority]
+        settings["schedule_policy"] = str(rng.choice(orders))
     plain = {"admission": None, "settings": tuple(settings.items())}
     return dataclasses.replace(system, **plain, hash_ids=tuple(ids), names_outputs=names_outputs)
 

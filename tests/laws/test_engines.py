@@ -14,6 +14,7 @@ from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import PiecewiseConstant
 from penstock.system.engines import ENGINES
+from penstock.system.engines.sglang import QUEUE_ORDERS
 from penstock.system.memory import Memory
 from penstock.system.server import Server
 from penstock.workload.lengths import Geometric, Uniform
@@ -26,6 +27,12 @@ MORE_SETTINGS = {
         {"mixed_chunk": True, "overlap_schedule": False},
         # makes no room for outputs to come
         {"new_token_ratio": 0.0, "min_new_token_ratio": 0.0, "overlap_schedule": False},
+        # an audit does not follow a cache
+        *(
+            {"schedule_policy": name, "overlap_schedule": False}
+            for name, order in QUEUE_ORDERS.items()
+            if name != "fcfs" and not order.wants_cache
+        ),
     ],
     "tensorrt-llm": [
         {"capacity": capacity, "chunked_context": chunked}

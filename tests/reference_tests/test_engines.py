@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InputError
+from penstock.system.engines.sglang import QUEUE_ORDERS
 from tests.reference import markov_chain
 from tests.reference.replicas import ENGINES
+from tests.reference.replicas.sglang_queue import CACHE_AGNOSTIC, CACHE_AWARE
 from tests.reference.seam_policies import POLICIES
 from tests.reference.simulation import simulate_server as simulate
 
@@ -200,7 +202,7 @@ ENGINE_OPTIONS = {
         "decay_steps": st.just(5),
         "clip_new_tokens": st.sampled_from([2, 4096]),
         "retract_steps": st.sampled_from([1, 5, 20]),
-        "schedule_policy": st.sampled_from(["fcfs", "lof"]),
+        "schedule_policy": st.sampled_from(CACHE_AGNOSTIC),
         "ignore_eos": st.booleans(),
         "priority_scheduling_preemption_threshold": st.sampled_from([0, 10]),
     },
@@ -294,7 +296,13 @@ def test_prompts_that_share_nothing_are_served_as_without_a_prefix_cache(system,
     assert schedule(simulate(*system, **known, hash_ids=own)) == schedule(simulate(*system, **known))
 
 
-SGLANG_CACHES = st.sampled_from(["fcfs", "lof", "lpm", "dfs-weight", "hrrn", "shortest-prefill-first"])
+def test_each_order_of_the_queue_has_its_witness():
+    """One that goes by a cache among those, and beside priorities exactly the others."""
+    by_cache = {name for name, order in QUEUE_ORDERS.items() if not order.takes_priorities}
+    assert (by_cache, set(QUEUE_ORDERS) - by_cache) == (set(CACHE_AWARE), set(CACHE_AGNOSTIC))
+
+
+SGLANG_CACHES = st.sampled_from([*CACHE_AGNOSTIC, *CACHE_AWARE])
 
 
 @given(requests(), st.integers(4, 24), st.integers(0, 6), st.integers(1, 4), SGLANG_CACHES, st.booleans())

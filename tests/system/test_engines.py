@@ -3,6 +3,8 @@
 import pytest
 
 import penstock as ps
+from penstock.system.engines import ENGINES
+from penstock.system.engines.sglang import QUEUE_ORDERS
 from penstock.theory.load import load
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
@@ -135,6 +137,18 @@ def test_where_sglang_cuts_no_prompt_the_token_budget_limits_a_prompt_and_not_a_
     assert whole.most_tokens == most
     found = ps.simulate(ps.Workload.from_arrays([0, 0, 0], [512, 500, 512], [5, 5, 5]), whole, record="batches")
     assert found.batches["prefill_tokens"].to_list()[0] == 1_524
+
+
+@pytest.mark.parametrize("name", QUEUE_ORDERS)
+def test_an_order_of_the_queue_is_told_sglang_if_it_has_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that it lacks is said in words, and is no option that it would refuse."""
+    engine = ENGINES["sglang"].with_options({"schedule_policy": name})
+    order = QUEUE_ORDERS[name]
+    assert (name in engine.flags()) == (order.in_sglang and name != "fcfs")
+    assert any("has no schedule_policy" in note for note in engine.notes()) != order.in_sglang
+    monkeypatch.setitem(QUEUE_ORDERS, name, order._replace(in_sglang=False))
+    assert name not in engine.flags()
+    assert any(f"SGLang has no schedule_policy {name!r}" in note for note in engine.notes())
 
 
 @pytest.mark.parametrize(("policy", "order"), [("shortest-prefill-first", [0, 2, 1]), ("lpm", [0, 1, 2])])

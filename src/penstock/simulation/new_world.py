@@ -481,4 +481,4 @@ def declared_of(
         most = policy.most_outputs(prompt, usable, server.memory.block_size)
         if most is not None:
             tokens = np.minimum(tokens, most)
-    return tokens, policy.ranks_of(priority, tokens, server.order)
+    return tokens, policy.ranks_of(priority, prompt, tokens, server.order)

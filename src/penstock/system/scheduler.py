@@ -121,7 +121,7 @@ class Waiting:
     """Who of those that wait is served first."""
 
     orders: tuple[str, ...] = ("fcfs",)  # that a server may ask for
-    by_rank: bool = False  # whether ranks count in every order, longest declared outputs first
+    by_rank: bool = False  # whether ranks count in every order, also without priorities
     # whether admission goes by the outputs that requests declare; and takes them for those that
     # they make
     reads_declared: bool = False
@@ -287,7 +287,7 @@ class Scheduler(abc.ABC):
         """
         return None
 
-    def ranks_of(self, priority: Any, declared: Any, order: str) -> Any:
+    def ranks_of(self, priority: Any, prompt: Any, declared: Any, order: str) -> Any:
         """Return by what the queue goes before arrival, the smaller first, shape (requests,)."""
         return priority
 

@@ -1,12 +1,16 @@
 """The waiting queue of SGLang, which is sorted before a batch of prompts is formed."""
 
+from collections.abc import Callable
+
 from penstock.errors import InputError
 from tests.reference.markov_chain import known
 from tests.reference.network import EnginePool
 from tests.reference.replicas.replica import Request
 from tests.reference.replicas.sglang_memory import SglangMemory
 
-CACHE_AGNOSTIC = ("fcfs", "lof")
+RANKS: dict[str, Callable[[Request], int]] = {"lof": lambda request: -request.declared}
+"""By what requests rank, the smaller first, in orders that look at no cache."""
+CACHE_AGNOSTIC = ("fcfs", *RANKS)
 CACHE_AWARE = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
 
 
@@ -58,8 +62,9 @@ class SglangQueue(SglangMemory):
 
     def sort_queue(self) -> None:
         """Sort the waiting queue for good: equals stay as they stood."""
-        if self.schedule_policy == "lof":
-            self.waiting.sort(key=lambda r: (self.rank(r), -r.declared))
+        if self.schedule_policy in RANKS:
+            ranks = RANKS[self.schedule_policy]
+            self.waiting.sort(key=lambda r: (self.rank(r), ranks(r)))
         elif self.by_priority:
             self.waiting.sort(key=lambda r: (self.rank(r), self.queued[r]))
 

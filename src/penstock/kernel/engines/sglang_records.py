@@ -35,7 +35,7 @@ Its numbers are the new token ratio at first, its least, and its fall per decode
 
 RANK_BITS = 32
 RANK = 2**RANK_BITS
-"""A step of priority in the rank of a request that waits; below it counts what it has declared."""
+"""A step of priority in the rank of a request that waits; below it counts the queue's order."""
 
 
 BUDGET = record(

@@ -1,7 +1,8 @@
 """SGLang's scheduler: its settings, limits, KV memory and how it is started."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -58,17 +59,39 @@ _VARIABLES = {
 FIRST_RATIO = 0.7
 LEAST_SHARE_OF_IT = 0.14  # to which the new token ratio decays
 
-_QUEUE_ORDERS = {
-    "fcfs": kernel.BY_ARRIVAL,
-    "lof": kernel.BY_ARRIVAL,
-    "lpm": kernel.LONGEST_MATCH,
-    "dfs-weight": kernel.DFS_WEIGHT,
-    "hrrn": kernel.RESPONSE_RATIO,
-    "shortest-prefill-first": kernel.SHORTEST_PREFILL,
+
+class QueueOrder(NamedTuple):
+    """An order of the queue."""
+
+    # By what requests rank that come with so many prompt tokens and declare so many outputs, the
+    # smaller first, equal ones as they came; shape (requests,), below 2^31 in size. None: by their
+    # coming alone.
+    ranks: Callable[[Any, Any], Any] | None = None
+    # How the kernel sorts it beside a cache of prefixes, where it goes by what that has. Without
+    # one it is as `ranks` says, as in SGLang.
+    sorts: int = kernel.BY_ARRIVAL
+    wants_cache: bool = False  # whether there is a cache also where no two prompts begin alike
+    needs_cache: bool = False  # whether it is refused without
+    takes_priorities: bool = False  # whether it may be one among those of equal priority
+    in_sglang: bool = True  # whether SGLang has it, so that it can be started so
+
+
+QUEUE_ORDERS = {
+    "fcfs": QueueOrder(takes_priorities=True),
+    "lof": QueueOrder(lambda prompt, declared: -declared, takes_priorities=True),
+    "lpm": QueueOrder(sorts=kernel.LONGEST_MATCH),
+    "dfs-weight": QueueOrder(sorts=kernel.DFS_WEIGHT),
+    "hrrn": QueueOrder(sorts=kernel.RESPONSE_RATIO, wants_cache=True),
+    "shortest-prefill-first": QueueOrder(
+        sorts=kernel.SHORTEST_PREFILL, wants_cache=True, needs_cache=True
+    ),
 }
-"""Those after the second look at a cache of prefixes. Without one the last is refused, and the
-others are the first, as in SGLang.
-"""
+"""The orders of the queue, by what SGLang calls them (``schedule_policy``)."""
+
+if TYPE_CHECKING:
+    OrderName = str
+else:
+    OrderName = Literal[tuple(QUEUE_ORDERS)]
 
 _OTHER_ORDERS = (
     ("random", "shuffles its queue, which no seed here repeats"),
@@ -92,10 +115,7 @@ class Sglang(Engine):
     decay_steps: Annotated[int, count(low=1), Setting("new_token_ratio_decay_steps")] = 600
     clip_new_tokens: Annotated[int, count(low=1), Setting("clip_max_new_tokens_estimation")] = 4096
     retract_steps: Annotated[int, count(low=1), Setting("retract_decode_steps")] = 20
-    schedule_policy: Annotated[
-        Literal["fcfs", "lof", "lpm", "dfs-weight", "hrrn", "shortest-prefill-first"],
-        Setting(refused=_OTHER_ORDERS),
-    ] = "fcfs"
+    schedule_policy: Annotated[OrderName, Setting(refused=_OTHER_ORDERS)] = "fcfs"
     ignore_eos: bool = False
     priority_preemption: bool = True
     priority_scheduling_preemption_threshold: Annotated[int, count()] = 10
@@ -156,10 +176,10 @@ class Sglang(Engine):
             ),
             Waiting(
                 ("fcfs", "priority"),
-                by_rank=self.schedule_policy == "lof",
+                by_rank=self.order.ranks is not None,
                 reads_declared=not self.ignore_eos,
                 knows_outputs=self.ignore_eos,
-                goes_by_cache=self.schedule_policy in ("hrrn", "shortest-prefill-first"),
+                goes_by_cache=self.order.wants_cache,
                 came_as="tokens" if self.schedule_policy == "hrrn" else "number",
                 takes_places=self.priority_preemption,
             ),
@@ -186,31 +206,38 @@ class Sglang(Engine):
         return self.retraction_policy == "priority"
 
     @property
-    def queue_order(self) -> int:
-        """How the queue is sorted beside a cache of prefixes."""
-        return _QUEUE_ORDERS[self.schedule_policy]
+    def order(self) -> QueueOrder:
+        """The order of its queue."""
+        return QUEUE_ORDERS[self.schedule_policy]
 
     def told_to_rule(self, name: str, server: "Server") -> int:
         """Return a setting of its rule; without priorities nobody makes room for them."""
         by_priority = server.order == "priority"
         if name in ("priority_preemption", "retracts_by_rank") and not by_priority:
             return 0
-        if name == "queue_order" and server.caches_prefixes and server.usable_blocks is not None:
-            return kernel.BY_RANK if by_priority or self.queue.by_rank else self.queue_order
+        if name == "queue_order":
+            if not server.caches_prefixes or server.usable_blocks is None:
+                return kernel.BY_ARRIVAL
+            return kernel.BY_RANK if by_priority or self.queue.by_rank else self.order.sorts
         return super().told_to_rule(name, server)
 
     def check(self, server: "Server") -> None:
         """Refuse what SGLang cannot be told, and orders that it refuses."""
         super().check(server)
         order = self.schedule_policy
-        if server.order == "priority" and order not in ("fcfs", "lof"):
+        if server.order == "priority" and not self.order.takes_priorities:
+            beside = [
+                repr(name)
+                for name, one in QUEUE_ORDERS.items()
+                if one.takes_priorities and one.in_sglang
+            ]
             raise InputError(
                 f"order is 'priority' beside schedule_policy {order!r}, but SGLang has priorities "
-                "with 'fcfs' and 'lof' only; take one of them"
+                f"with {' and '.join(beside)} only; take one of them"
             )
         memory = server.memory
         told_off = memory is not None and memory.prefix_caching is False
-        if order == "shortest-prefill-first" and told_off:
+        if self.order.needs_cache and told_off:
             raise InputError(
                 f"schedule_policy is {order!r}, which SGLang itself refuses without its cache of "
                 "prefixes; leave out prefix_caching: false, or take another"
@@ -242,11 +269,17 @@ class Sglang(Engine):
         paged = -(-np.asarray(prompt, np.int64) // block_size) * block_size
         return (usable - 1) * block_size - paged - 1
 
-    def ranks_of(self, priority: Any, declared: Any, order: str) -> Any:
-        """Return by what the queue goes before the coming to it: the longest declared first."""
-        sign = 1 if self.schedule_low_priority_values_first else -1
-        ranks = np.asarray(priority, np.int64) * sign * kernel.RANK if order == "priority" else 0
-        return ranks - np.asarray(declared, np.int64) * self.queue.by_rank
+    def ranks_of(self, priority: Any, prompt: Any, declared: Any, order: str) -> Any:
+        """Return by what the queue goes before the coming to it: by priorities, then its order."""
+        ranks = np.zeros(np.shape(declared), np.int64)
+        if order == "priority":
+            sign = 1 if self.schedule_low_priority_values_first else -1
+            ranks += np.asarray(priority, np.int64) * sign * kernel.RANK
+        if self.order.ranks is not None:
+            # below the step of a priority, and down from it, as the kernel tells the two apart
+            ranks -= kernel.RANK // 2
+            ranks += self.order.ranks(np.asarray(prompt, np.int64), np.asarray(declared, np.int64))
+        return ranks
 
     def environment(self) -> dict[str, str]:
         """Return the variables by which SGLang has these settings."""
@@ -265,19 +298,25 @@ class Sglang(Engine):
         conservative, policy = self.schedule_conservativeness, self.schedule_policy
         threshold = self.priority_scheduling_preemption_threshold
         usual = threshold == Sglang.priority_scheduling_preemption_threshold
+        named = policy != "fcfs" and self.order.in_sglang
         return words_where(
             (True, "--max-prefill-tokens", str(self.max_prefill_tokens)),
             (self.mixed_chunk, "--enable-mixed-chunk"),
             (not self.overlap_schedule, "--disable-overlap-schedule"),
             (conservative != 1, "--schedule-conservativeness", f"{conservative:g}"),
             (not self.chunked_prefill, "--chunked-prefill-size", "-1"),  # what comes last counts
-            (policy != "fcfs", "--schedule-policy", policy),
+            (named, "--schedule-policy", policy),
             (not usual, "--priority-scheduling-preemption-threshold", str(threshold)),
         )
 
     def notes(self) -> list[str]:
         """Say what to know before SGLang is started."""
         return words_where(
+            (
+                not self.order.in_sglang,
+                f"SGLang has no schedule_policy {self.schedule_policy!r}: as it is started here, "
+                "it serves in order of arrival",
+            ),
             (self.ignore_eos, "ignore_eos is not the server's: each request has to ask for it"),
             (
                 not self.priority_preemption or self.retraction_policy != "length",
