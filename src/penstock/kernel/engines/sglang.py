@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.kernel.apart import A_RULE, apart
-from penstock.kernel.blocks import blocks_of, take_blocks
+from penstock.kernel.blocks import take_blocks
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.engines.sglang_cache import keep, make_free_for
 from penstock.kernel.engines.sglang_prompts import serve_prompts
@@ -18,22 +18,18 @@ from penstock.kernel.engines.sglang_records import (
     SETTINGS,
     SHORTEST_PREFILL,
     made_by,
-    rank_of,
     settings_of,
     state_of,
 )
-from penstock.kernel.engines.sglang_retraction import taken_back
-from penstock.kernel.lists import append, insert_before, unlink
-from penstock.kernel.records import World
-from penstock.kernel.running import (
-    done_by,
-    ends_unforeseen,
-    growth_of,
-    needs,
-    preempt,
-    wait_last,
-    waste_a_decode,
+from penstock.kernel.engines.sglang_retraction import (
+    blocks_to_decode,
+    decoders,
+    may_decode,
+    retract,
 )
+from penstock.kernel.lists import append, unlink
+from penstock.kernel.records import World
+from penstock.kernel.running import done_by, ends_unforeseen, waste_a_decode
 
 __all__ = ["SETTINGS", "sglang"]
 
@@ -107,7 +103,7 @@ def _age_by_prompts(world: World, engine: Any, pool: Any, others: int) -> None:
     state.last_prefill = tokens
     state.left_running = others
     if settings_of(pool).mixed != 0:
-        state.left_running = 0 if riding > 0 else _decoders(engine)
+        state.left_running = 0 if riding > 0 else decoders(engine)
 
 
 @uncounted(inline=True)
@@ -149,36 +145,9 @@ def _drop_finishing(engine: Any) -> Any:
 
 
 @uncounted(inline=True)
-def _decoders(engine: Any) -> Any:
-    """Return how many decode next, those included who are done though nobody knows it yet."""
-    return engine.decoding + engine.ahead.unforeseen
-
-
-@uncounted(inline=True)
-def _growth(world: World, engine: Any, pool: Any) -> Any:
-    """Return the blocks that they need for it."""
-    growth = growth_of(world, engine, pool)
-    place = engine.ahead.leaving.first if engine.ahead.unforeseen > 0 else -1
-    while place >= 0:
-        slot = world.slots[place]
-        if ends_unforeseen(world, slot):
-            growth += needs(engine, pool, slot)
-        place = slot.chain
-    return growth
-
-
-@uncounted(inline=True)
-def _may_decode(world: World, engine: Any, pool: Any) -> Any:
-    """Return whether memory suffices for that, once a cache has given up what it can."""
-    growth = _growth(world, engine, pool)
-    make_free_for(world, engine, pool, growth)
-    return growth <= engine.free
-
-
-@uncounted(inline=True)
 def _serve_decodes(world: World, engine: Any, pool: Any, growth: int) -> None:
     """Serve all that decode, with the blocks that they need for it."""
-    make_free_for(world, engine, pool, _decoders(engine))
+    make_free_for(world, engine, pool, decoders(engine))
     take_blocks(world, engine, pool, growth)
     engine.batch.decodes = engine.decoding
     place = engine.ahead.leaving.first if engine.ahead.unforeseen > 0 else -1
@@ -195,9 +164,9 @@ def _ride_along(world: World, engine: Any, pool: Any) -> None:
     behind those then.
     """
     _drop_finishing(engine)
-    if _decoders(engine) == 0 or not _may_decode(world, engine, pool):
+    if decoders(engine) == 0 or not may_decode(world, engine, pool):
         return
-    _serve_decodes(world, engine, pool, _growth(world, engine, pool))
+    _serve_decodes(world, engine, pool, blocks_to_decode(world, engine, pool))
     if settings_of(pool).priority_preemption != 0:
         _note_lengths(world, engine)
     # Prompts stand before those that ride along, as SGLang merges its batches.
@@ -237,82 +206,12 @@ def _note_lengths(world: World, engine: Any) -> None:
 def _decode(world: World, engine: Any, pool: Any) -> None:
     """Serve all decodes; where memory is short some are retracted, if nobody finishes just now."""
     finishing = _drop_finishing(engine)
-    if _decoders(engine) == 0:
+    if decoders(engine) == 0:
         return
-    if _may_decode(world, engine, pool):
+    if may_decode(world, engine, pool):
         _lower_ratio(world, engine, pool, 1)
     elif finishing > 0:
         return
     else:
-        _retract(world, engine, pool)
-    _serve_decodes(world, engine, pool, _growth(world, engine, pool))
-
-
-# -- retraction
-
-
-@uncounted()
-def _retract(world: World, engine: Any, pool: Any) -> None:
-    """Retract at least one, until the others can decode once, or one is left; the others go on in
-    the order of outputs made.
-    """
-    # Those with the fewest outputs lose least, and stand last then.
-    _sort_by_outputs(world, engine, pool)
-    fewest = engine.slots.last
-    if engine.prefilling > 0:
-        fewest = world.slots[fewest].previous
-    first = True
-    while _decoders(engine) > 1 and (first or not _may_decode(world, engine, pool)):
-        first = False
-        place = fewest
-        fewest = world.slots[place].previous
-        wait_last(world, engine, pool, taken_back(world, engine, pool, place))
-        pages = blocks_of(_decoders(engine) * settings_of(pool).retract_steps, pool.block_size)
-        make_free_for(world, engine, pool, pages)
-    state_of(engine).is_full = 0
-    if not _may_decode(world, engine, pool):  # it is held in mid-prefill
-        wait_last(world, engine, pool, preempt(world, engine, pool, engine.slots.last))
-    # Outputs ran ahead of the estimate, which becomes what they have made of what they declared.
-    made = declared = 0
-    place = engine.slots.first
-    while place >= 0:
-        slot = world.slots[place]
-        if slot.left <= 0:
-            made += made_by(world, engine, slot)
-            declared += world.again[slot.request].declared
-        place = slot.next
-    state_of(engine).ratio = min(
-        1.0, (made + settings_of(pool).retract_steps * _decoders(engine)) / (declared + 1)
-    )
-
-
-@uncounted(inline=True)
-def _sort_by_outputs(world: World, engine: Any, pool: Any) -> None:
-    """Sort those that decode: most outputs first, of equal ones the shorter prompt; equal ones stay
-    as they stand. They grow alike, so most stand so already.
-    """
-    place = engine.slots.first
-    while place >= 0 and world.slots[place].left <= 0:
-        following = world.slots[place].next
-        before = world.slots[place].previous
-        while before >= 0 and _goes_before(world, engine, pool, place, before):
-            before = world.slots[before].previous
-        if before != world.slots[place].previous:
-            unlink(world.slots, engine.slots, place)
-            after = engine.slots.first if before < 0 else world.slots[before].next
-            insert_before(world.slots, engine.slots, place, after)
-        place = following
-
-
-@uncounted(inline=True)
-def _goes_before(world: World, engine: Any, pool: Any, one: int, other: int) -> Any:
-    """Return whether a request is retracted later than another."""
-    a, b = world.slots[one], world.slots[other]
-    if settings_of(pool).retracts_by_rank != 0:
-        rank, others = rank_of(world, a.request), rank_of(world, b.request)
-        if rank != others:
-            return rank < others
-    made, others = made_by(world, engine, a), made_by(world, engine, b)
-    if made != others:
-        return made > others
-    return world.rows[a.request].left < world.rows[b.request].left
+        retract(world, engine, pool)
+    _serve_decodes(world, engine, pool, blocks_to_decode(world, engine, pool))

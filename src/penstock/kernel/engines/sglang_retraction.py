@@ -1,4 +1,6 @@
-"""Requests that SGLang takes memory from: what they lose, and who gives up a place to whom."""
+"""Whom SGLang takes memory from: who is retracted so that the others may decode, who gives up a
+place to whom, and what they lose.
+"""
 
 from typing import Any
 
@@ -7,11 +9,125 @@ import numpy as np
 from penstock.kernel.blocks import blocks_of
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.engines.sglang_cache import make_free_for
-from penstock.kernel.engines.sglang_records import foreseen_of, in_flight, rank_of, settings_of
-from penstock.kernel.lists import append_row
+from penstock.kernel.engines.sglang_records import (
+    foreseen_of,
+    in_flight,
+    made_by,
+    rank_of,
+    settings_of,
+    state_of,
+)
+from penstock.kernel.lists import append_row, insert_before, unlink
 from penstock.kernel.recording import note_gaps
 from penstock.kernel.records import IN_STEP, NONE_YET, World
-from penstock.kernel.running import begin_decode, change_phase, ends_unforeseen, preempt
+from penstock.kernel.running import (
+    begin_decode,
+    change_phase,
+    ends_unforeseen,
+    growth_of,
+    needs,
+    preempt,
+    wait_last,
+)
+
+# -- retraction
+
+
+@uncounted(inline=True)
+def decoders(engine: Any) -> Any:
+    """Return how many decode next, those included who are done though nobody knows it yet."""
+    return engine.decoding + engine.ahead.unforeseen
+
+
+@uncounted(inline=True)
+def blocks_to_decode(world: World, engine: Any, pool: Any) -> Any:
+    """Return the blocks that they need for it."""
+    growth = growth_of(world, engine, pool)
+    place = engine.ahead.leaving.first if engine.ahead.unforeseen > 0 else -1
+    while place >= 0:
+        slot = world.slots[place]
+        if ends_unforeseen(world, slot):
+            growth += needs(engine, pool, slot)
+        place = slot.chain
+    return growth
+
+
+@uncounted(inline=True)
+def may_decode(world: World, engine: Any, pool: Any) -> Any:
+    """Return whether memory suffices for that, once a cache has given up what it can."""
+    growth = blocks_to_decode(world, engine, pool)
+    make_free_for(world, engine, pool, growth)
+    return growth <= engine.free
+
+
+@uncounted()
+def retract(world: World, engine: Any, pool: Any) -> None:
+    """Retract at least one, until the others can decode once, or one is left; the others go on in
+    the order of outputs made.
+    """
+    # Those with the fewest outputs lose least, and stand last then.
+    _sort_by_outputs(world, engine, pool)
+    fewest = engine.slots.last
+    if engine.prefilling > 0:
+        fewest = world.slots[fewest].previous
+    first = True
+    while decoders(engine) > 1 and (first or not may_decode(world, engine, pool)):
+        first = False
+        place = fewest
+        fewest = world.slots[place].previous
+        wait_last(world, engine, pool, taken_back(world, engine, pool, place))
+        pages = blocks_of(decoders(engine) * settings_of(pool).retract_steps, pool.block_size)
+        make_free_for(world, engine, pool, pages)
+    state_of(engine).is_full = 0
+    if not may_decode(world, engine, pool):  # it is held in mid-prefill
+        wait_last(world, engine, pool, preempt(world, engine, pool, engine.slots.last))
+    # Outputs ran ahead of the estimate, which becomes what they have made of what they declared.
+    made = declared = 0
+    place = engine.slots.first
+    while place >= 0:
+        slot = world.slots[place]
+        if slot.left <= 0:
+            made += made_by(world, engine, slot)
+            declared += world.again[slot.request].declared
+        place = slot.next
+    state_of(engine).ratio = min(
+        1.0, (made + settings_of(pool).retract_steps * decoders(engine)) / (declared + 1)
+    )
+
+
+@uncounted(inline=True)
+def _sort_by_outputs(world: World, engine: Any, pool: Any) -> None:
+    """Sort those that decode: most outputs first, of equal ones the shorter prompt; equal ones stay
+    as they stand. They grow alike, so most stand so already.
+    """
+    place = engine.slots.first
+    while place >= 0 and world.slots[place].left <= 0:
+        following = world.slots[place].next
+        before = world.slots[place].previous
+        while before >= 0 and _is_retracted_later(world, engine, pool, place, before):
+            before = world.slots[before].previous
+        if before != world.slots[place].previous:
+            unlink(world.slots, engine.slots, place)
+            after = engine.slots.first if before < 0 else world.slots[before].next
+            insert_before(world.slots, engine.slots, place, after)
+        place = following
+
+
+@uncounted(inline=True)
+def _is_retracted_later(world: World, engine: Any, pool: Any, one: int, other: int) -> Any:
+    """Return whether a request is retracted later than another."""
+    a, b = world.slots[one], world.slots[other]
+    if settings_of(pool).retracts_by_rank != 0:
+        rank, others = rank_of(world, a.request), rank_of(world, b.request)
+        if rank != others:
+            return rank < others
+    made, others = made_by(world, engine, a), made_by(world, engine, b)
+    if made != others:
+        return made > others
+    return world.rows[a.request].left < world.rows[b.request].left
+
+
+# -- what is lost
 
 
 @uncounted(inline=True)
