@@ -1,4 +1,7 @@
-"""Is it stable? By simulation: of a server from large backlogs, of a network from floods."""
+"""Is it stable? By simulation alone; theorem or test is chosen in `penstock.checking.answer`.
+
+The test of a server starts from large backlogs, that of a network from floods.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar, overload

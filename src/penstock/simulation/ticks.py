@@ -1,4 +1,4 @@
-"""How many ticks does a batch take?"""
+"""Seconds to ticks, and how many ticks a batch takes; back to seconds in `penstock.simulation.run`."""
 
 import numpy as np
 

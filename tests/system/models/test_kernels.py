@@ -101,9 +101,50 @@ def test_a_gpu_without_kernel_times_gets_its_sheet_with_usual_shares_and_says_so
     assert gpu.error("gemm") is None
 
 
-@pytest.mark.parametrize(("name", "known"), [("H100", "h100-sxm"), ("h200_sxm", "h200-sxm"), ("B200 SXM", "b200-sxm")])
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("H100", "h100-sxm"),
+        ("h200_sxm", "h200-sxm"),
+        ("B200 SXM", "b200-sxm"),
+        ("h100-80gb", "h100-sxm"),
+        ("A10080GB", "a100-sxm"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm"),
+        ("NVIDIA A100-SXM4-40GB", "a100-sxm-40gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H200 Tensor Core GPU", "h200-sxm"),
+        ("Tesla V100-SXM2-32GB", "v100-sxm"),
+        ("NVIDIA L4 24GB", "l4"),
+        ("NVIDIA RTX PRO 6000 Blackwell", "rtxpro6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtxpro6000"),
+        ("RTX_PRO_6000_Blackwell_Workstation_Edition", "rtxpro6000"),
+        ("NVIDIA GeForce RTX 5090", "rtx5090"),
+    ],
+)
 def test_gpus_go_by_the_names_that_people_use(name: str, known: str) -> None:
     assert known_gpu(name).name == known
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Tesla V100-SXM2-16GB",
+        "NVIDIA A100-PCIE-40GB",
+        "NVIDIA A10G",
+        "NVIDIA RTX 6000 Ada Generation",
+        "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+    ],
+)
+def test_another_memory_or_another_card_is_no_spelling(name: str) -> None:
+    with pytest.raises(InputError, match="whose times are not known"):
+        known_gpu(name)
+
+
+@pytest.mark.parametrize("name", SHEETS)
+def test_a_gpu_is_known_by_its_name_in_capitals_without_dashes(name: str) -> None:
+    assert known_gpu(f"NVIDIA {name.upper().replace('-', ' ')}").name == name
 
 
 def test_a_gpu_that_is_not_known_is_refused_with_the_nearest_that_is() -> None:

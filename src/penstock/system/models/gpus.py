@@ -133,6 +133,13 @@ _OTHERS = {
 """Makers whose processors run other kernels, by the beginnings of their names."""
 
 
+_BESIDE = (
+    "nvidia|tesla|geforce|(server|workstation) edition|tensor core|gpu|hbm\\d*e?|"
+    "volta|turing|ampere|ada( lovelace)?( generation)?|hopper|blackwell"
+)
+"""What makers and drivers put into the name of a GPU that tells it from no other of `SHEETS`."""
+
+
 def sheet_of(name: object) -> Sheet | None:
     """Return the sheet of a GPU, by its name as it is written or without ``-sxm``; None: no GPU is
     called so.
@@ -141,10 +148,23 @@ def sheet_of(name: object) -> Sheet | None:
 
 
 def _spelled(name: object) -> str:
-    """Return a name as `SHEETS` spells it."""
-    plain = re.sub("nvidia|tesla|geforce|[-_ ]", "", str(name).lower()).removesuffix("80gb")
+    """Return a name as `SHEETS` spells it, where that knows it."""
+    text = re.sub("[-_ ]+", " ", str(name).lower())
+    text = re.sub(r"\bsxm\d\b", "sxm", re.sub(_BESIDE, "", text))
+    whole = text.replace(" ", "")
     names = {known.replace("-", ""): known for known in SHEETS}
-    return names.get(plain) or names.get(f"{plain}sxm") or plain
+    known = names.get(whole) or names.get(f"{whole}sxm")
+    if known:
+        return known
+    # The memory in a name is what the maker says, of which drivers report nine tenths or more.
+    memory = re.search(r"(80|(?<= )\d+) ?gi?b\b", text)
+    if memory is None:
+        return whole
+    plain = (text[: memory.start()] + text[memory.end() :]).replace(" ", "")
+    known = names.get(plain) or names.get(f"{plain}sxm")
+    if known and 0.9 * int(memory[1]) <= SHEETS[known].memory_gib <= int(memory[1]):
+        return known
+    return whole
 
 
 def known_gpu(name: str) -> KnownGpu:
