@@ -18,6 +18,8 @@ from typing import Any
 
 import yaml
 
+from penstock.workload.lengths import BY_MEAN
+
 HERE = Path(__file__).parent
 KEPT, ON_PURPOSE = HERE / "inventory.txt", HERE / "on_purpose.yaml"
 
@@ -28,9 +30,7 @@ ROOTS = {
     "plan.day": ("planning.scenario:DaySection",),
     "plan.job": ("planning.scenario:JobSection",),
     "sweep": ("sweeping.sweep:SweepSection",),
-    "length.geometric": ("scenario.workload:_SPREAD:geometric",),
-    "length.lognormal": ("scenario.workload:_SPREAD:lognormal",),
-    "length.gamma": ("scenario.workload:_SPREAD:gamma",),
+    **{f"length.{name}": (f"scenario.workload:_BY_MEAN:{name}",) for name in BY_MEAN},
     "length.mixture.[]": ("scenario.workload:_Part",),
     "network.pools.*.router": ("scenario.pools:_Measure",),
     "batch-time file": ("system.batch_time_file:_File",),

@@ -1,5 +1,6 @@
 """What must be true of lengths: whole tokens, exact means, limits that hold."""
 
+import dataclasses
 import math
 import os
 import subprocess
@@ -13,18 +14,27 @@ from scipy import stats
 
 from penstock.errors import InputError
 from penstock.workload.lengths import (
+    BY_MEAN,
     LONGEST,
     Constant,
     Empirical,
     Gamma,
     Geometric,
     Independent,
+    Length,
     LogNormal,
     Mixture,
     Recorded,
     Tabulated,
     Uniform,
 )
+
+
+def with_mean(kind: type[Length], limit: int | None) -> Length:
+    """A distribution of this kind with what it needs."""
+    needs = [field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING]
+    return kind(**{name: {"mean_tokens": 300.0, "cv": 0.7}[name] for name in needs}, max=limit)
+
 
 FAMILY = [
     Constant(129),
@@ -47,6 +57,7 @@ FAMILY = [
     Gamma(1e7, 1),
     Mixture((Constant(10), Geometric(100, max=300)), (3, 1)),
     Tabulated(7, np.array([1.0, 0, 3, 4])),
+    *(with_mean(kind, limit) for kind in BY_MEAN.values() for limit in (None, 500)),
 ]
 SAMPLES = 400_000
 quick = settings(max_examples=60, deadline=None, derandomize=True)
@@ -66,6 +77,17 @@ def test_lengths_are_whole_tokens_from_1_to_the_limit(length):
     assert drawn.dtype == np.int64
     assert drawn.min() >= length.min >= 1
     assert drawn.max() <= (length.max or LONGEST)
+
+
+@pytest.mark.parametrize("length", FAMILY, ids=repr)
+def test_what_a_distribution_says_of_its_tail_is_what_is_drawn_and_adds_up_to_its_mean(length):
+    drawn = length.sample(np.random.default_rng(6), SAMPLES)
+    tokens = np.unique(np.quantile(drawn, [0, 0.01, 0.2, 0.5, 0.9, 0.999, 1])) + np.array([[0.0], [1.0]])
+    chance = length.reaches(tokens.ravel())
+    share = (drawn[:, None] >= tokens.ravel()).mean(axis=0)
+    assert share == pytest.approx(chance, abs=5 * 0.5 / math.sqrt(SAMPLES))
+    if length.max is not None:
+        assert length.reaches(np.arange(1.0, length.max + 2)).sum() == pytest.approx(length.mean, rel=1e-9)
 
 
 def test_the_smallest_value_of_each_distribution_is_known():

@@ -13,21 +13,11 @@ from pydantic import BeforeValidator
 from penstock import checks
 from penstock.document import Section, the_one, with_keys_of, within
 from penstock.errors import InputError, nearest
-from penstock.workload.lengths import (
-    Constant,
-    Gamma,
-    Geometric,
-    Length,
-    LogNormal,
-    Mixture,
-    Uniform,
-)
+from penstock.workload.lengths import BY_MEAN, Constant, Length, Mixture, Uniform
 from penstock.workload.watched import read_watched
 from penstock.workload.workload import Workload, read_trace
 
-_SPREAD = {
-    kind.__name__.lower(): with_keys_of(kind)(Section) for kind in (Geometric, LogNormal, Gamma)
-}
+_BY_MEAN = {name: with_keys_of(kind)(Section) for name, kind in BY_MEAN.items()}
 
 
 class _Part(Section):
@@ -67,12 +57,12 @@ def length(value: Any) -> Any:
         return Mixture([length(part.length) for part in parts], [part.weight for part in parts])
     if kind == "geometric" and not isinstance(parameters, Mapping):
         parameters = {"mean": parameters}
-    return _SPREAD[kind].model_validate(parameters).build()
+    return _BY_MEAN[kind].model_validate(parameters).build()
 
 
 def _one_key(value: Mapping[str, Any]) -> str:
     """Return the single key of a length, which chooses its kind."""
-    kinds = ("constant", "uniform", *_SPREAD, "mixture")
+    kinds = ("constant", "uniform", *_BY_MEAN, "mixture")
     chosen = [key for key in value if key in kinds]
     if len(value) != 1 or not chosen:
         unknown = [str(key) for key in value if key not in kinds]

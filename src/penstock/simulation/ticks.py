@@ -1,4 +1,4 @@
-"""Seconds to ticks, and how many ticks a batch takes; back to seconds in `penstock.simulation.run`."""
+"""Seconds to ticks, and what a batch takes in them; back again in `penstock.simulation.run`."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Means of functions of a length: E[f(N)] from P(N >= n), for the distributions that Penstock has.
+"""Means of functions of a length: E[f(N)] from P(N >= n), for the distributions that say it.
 
 Summed by parts, E[f(N)] = f(1) + sum over n >= 2 of (f(n) - f(n - 1)) P(N >= n). Up to
 `_ONE_BY_ONE` tokens that is done token by token; beyond, in steps of 0.1%, from below and from
@@ -13,18 +13,7 @@ import numpy as np
 
 from penstock.inputs import special_functions as special
 from penstock.inputs.arrays import Floats
-from penstock.workload.lengths import (
-    LONGEST,
-    Constant,
-    Gamma,
-    Geometric,
-    Independent,
-    Length,
-    LogNormal,
-    Mixture,
-    Tabulated,
-    Uniform,
-)
+from penstock.workload.lengths import LONGEST, Independent, Length, Tabulated
 
 _ONE_BY_ONE = 2**17
 _STEP = 1.001
@@ -34,7 +23,7 @@ _ORDERS = 64  # of the expansion of a Gaussian copula
 def mean_of(function: Callable[[Floats], Floats], length: Length) -> tuple[float, float] | None:
     """Return bounds of the mean of a rising function of tokens, shape (n,); None: not known."""
     tokens = _edges(length.max or LONGEST)
-    chance = reaches(length, np.concatenate([tokens[1:], tokens[:-1] + 1]))
+    chance = length.reaches(np.concatenate([tokens[1:], tokens[:-1] + 1]))
     if chance is None:
         return None
     values = function(tokens)
@@ -67,38 +56,6 @@ def _edges(longest: int) -> Floats:
         edges = np.r_[edges, np.rint(np.geomspace(_ONE_BY_ONE, longest, steps + 1))[1:]]
     edges.flags.writeable = False
     return edges
-
-
-def reaches(length: Length, tokens: Floats) -> Floats | None:
-    """Return P(N >= tokens), tokens >= 1; None for a distribution not known here."""
-    chance: Floats
-    match length:
-        case Constant() | Uniform():
-            assert length.max is not None
-            values = float(length.max - length.min + 1)
-            chance = np.clip((length.max - tokens + 1) / values, 0.0, 1.0)
-        case Geometric():
-            chance = (1 - 1 / length.mean_tokens) ** (tokens - 1)
-        case LogNormal():
-            spread = math.sqrt(math.log1p(length.cv**2))
-            chance = special.ndtr(
-                (math.log(length.mean_tokens) - np.log(tokens - 0.5)) / spread - spread / 2
-            )
-        case Gamma():
-            shape = 1 / length.cv**2
-            chance = special.gammaincc(shape, (tokens - 0.5) * shape / length.mean_tokens)
-        case Tabulated():
-            beyond = np.r_[np.cumsum(length.probabilities[::-1])[::-1], 0.0]
-            chance = beyond[np.clip(tokens.astype(np.int64) - length.low, 0, beyond.size - 1)]
-        case Mixture():
-            parts = [reaches(part, tokens) for part in length.parts]
-            if any(part is None for part in parts):
-                return None
-            return np.asarray(np.array(length.weights) @ np.array(parts))
-        case _:
-            return None
-    chance = np.where(tokens > 1, chance, 1.0)
-    return np.where(tokens <= (length.max or LONGEST), chance, 0.0)
 
 
 def _hermite(length: Tabulated) -> Floats:

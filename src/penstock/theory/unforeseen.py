@@ -16,7 +16,7 @@ import numpy as np
 from penstock.inputs.arrays import Floats
 from penstock.system.server import Server
 from penstock.theory.kv_blocks import Longest, Served, at_once, largest, reuses
-from penstock.theory.moments import mean_of, reaches
+from penstock.theory.moments import mean_of
 from penstock.workload.lengths import Empirical, Independent, Length, Lengths, Tokens
 from penstock.workload.workload import Workload
 
@@ -64,7 +64,7 @@ def share(lengths: Lengths, declared: Tokens | Length) -> Share:
             declaring = float(np.mean(declared > lengths.output_tokens))
             return declaring, declaring
         return _ANY
-    if reaches(declared, np.ones(1)) is None:
+    if declared.reaches(np.ones(1)) is None:
         return _ANY
     if isinstance(lengths, Empirical):
         declaring = float(_beyond(declared, lengths.output_tokens.astype(np.float64)).mean())
@@ -79,6 +79,6 @@ def share(lengths: Lengths, declared: Tokens | Length) -> Share:
 
 def _beyond(declared: Length, output: Floats) -> Floats:
     """Return the chance that more is declared than an output; shape (n,)."""
-    chance = reaches(declared, output + 1.0)
+    chance = declared.reaches(output + 1.0)
     assert chance is not None
     return chance

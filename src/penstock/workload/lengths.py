@@ -73,6 +73,18 @@ class Length(abc.ABC):
     def sample(self, rng: np.random.Generator, size: int) -> Tokens:
         """Draw lengths."""
 
+    def reaches(self, tokens: Floats) -> Floats | None:
+        """Return P(N >= tokens), tokens >= 1, for theorems; None: not known."""
+        chance = self._reaches(tokens)
+        if chance is None:
+            return None
+        chance = np.where(tokens > 1, chance, 1.0)
+        return np.where(tokens <= (self.max or LONGEST), chance, 0.0)
+
+    def _reaches(self, tokens: Floats) -> Floats | None:
+        """Return the same above 1 and up to the largest value."""
+        return None
+
 
 @dataclasses.dataclass(frozen=True)
 class Constant(Length):
@@ -93,6 +105,9 @@ class Constant(Length):
     def sample(self, rng: np.random.Generator, size: int) -> Tokens:
         """Return the length, so many times."""
         return np.full(size, self.tokens, np.int64)
+
+    def _reaches(self, tokens: Floats) -> Floats:
+        return np.ones(tokens.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +130,9 @@ class Uniform(Length):
     def sample(self, rng: np.random.Generator, size: int) -> Tokens:
         """Draw lengths."""
         return rng.integers(self.low, self.high, size, endpoint=True)
+
+    def _reaches(self, tokens: Floats) -> Floats:
+        return np.clip((self.high - tokens + 1) / float(self.high - self.low + 1), 0.0, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +163,9 @@ class Geometric(Length):
     def sample(self, rng: np.random.Generator, size: int) -> Tokens:
         """Draw lengths."""
         return np.minimum(rng.geometric(1 / self.mean_tokens, size), self.max or LONGEST)
+
+    def _reaches(self, tokens: Floats) -> Floats:
+        return np.asarray((1 - 1 / self.mean_tokens) ** (tokens - 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +207,9 @@ class _Rounded(Length):
     def sample(self, rng: np.random.Generator, size: int) -> Tokens:
         """Draw, round and cut."""
         return np.clip(np.rint(self._draw(rng, size)), 1, self.max or LONGEST).astype(np.int64)
+
+    def _reaches(self, tokens: Floats) -> Floats:
+        return self._above(tokens - 0.5)
 
     @functools.cached_property
     def mean(self) -> float:  # type: ignore[override]
@@ -313,6 +337,13 @@ class Mixture(Length):
             drawn[chosen] = part.sample(rng, int(chosen.sum()))
         return drawn
 
+    def reaches(self, tokens: Floats) -> Floats | None:
+        """Return P(N >= tokens), tokens >= 1; None: it is not known of a part."""
+        parts = [part.reaches(tokens) for part in self.parts]
+        if any(part is None for part in parts):
+            return None
+        return np.asarray(np.array(self.weights) @ np.array(parts))
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tabulated(Length):
@@ -354,6 +385,15 @@ class Tabulated(Length):
     def sample(self, rng: np.random.Generator, size: int) -> Tokens:
         """Draw by inversion."""
         return self.quantile(rng.random(size))
+
+    def _reaches(self, tokens: Floats) -> Floats:
+        beyond = np.r_[np.cumsum(self.probabilities[::-1])[::-1], 0.0]
+        place = np.clip(tokens.astype(np.int64) - self.low, 0, beyond.size - 1)
+        return np.asarray(beyond[place])
+
+
+BY_MEAN: dict[str, type[Length]] = {"geometric": Geometric, "lognormal": LogNormal, "gamma": Gamma}
+"""Distributions that go by a mean, by what files call them."""
 
 
 def _shares(what: str, weights: Floats) -> Floats:
