@@ -27,7 +27,7 @@ PAIRS = [
     ("llama-2-70b-a100-tp4", "llama-2-70b-h100-tp4"),
     ("llama-3.1-8b-rtx4090-tp1", "llama-3.1-8b-rtxpro6000-tp1"),
 ]  # fmt: skip
-ROUTERS = ["jsq", "random", "round-robin", "tokens", "work", "power-of-two", "fastest"]
+ROUTERS = [name for name, router in ps.ROUTERS.items() if router.sends != "otherwise"]
 FAST = (7, 15)
 """Spaces that are always planned; the others are slow together."""
 

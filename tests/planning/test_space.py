@@ -170,7 +170,7 @@ def test_the_kv_memory_of_an_engine_is_that_of_each_hardware() -> None:
 def test_hardware_that_cannot_hold_the_weights_is_refused_and_a_number_of_tokens_goes_before_the_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(SHEETS, "a100-sxm", dataclasses.replace(SHEETS["a100-sxm"], memory_gib=40.0))
+    monkeypatch.setitem(SHEETS, "a100-sxm", dataclasses.replace(SHEETS["a100-sxm"], memory_gib=72.0))
     names = ["llama-2-70b-a100-tp2", "llama-2-70b-a100-tp4"]
     preset = ps.hardware(names[1])
     server = ps.Server(preset.batch_time, 2048, 256, policy="vllm", gpu=preset.gpu)
