@@ -23,6 +23,7 @@ from penstock.cli import command_line
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 DATA = ROOT.parent / "shared" / "data"
+SOURCES = ROOT / "src" / "penstock"
 PAGES = sorted(DOCS.rglob("*.md"))
 REAL_SERVER = DOCS / "how-to" / "real-vllm-server.md"
 
@@ -240,6 +241,23 @@ def test_figures_and_files_that_a_page_names_exist(page: Path) -> None:
     for name in re.findall(r"`((?:docs|tests|benchmarks|examples|paper|src)/[\w./-]+?)`", text):
         pattern = name.replace("ENGINE", "*")  # an engine that a page speaks of in general
         assert [*ROOT.glob(pattern.rstrip("/"))], name
+
+
+@pytest.mark.parametrize("page", ["architecture", "add-a-policy"])
+def test_places_that_a_row_names_are_there(page: str) -> None:
+    """Files of the package or of the repository, tests among them, and in one of them each name beside them."""
+    files = 0
+    for row in (DOCS / "development" / f"{page}.md").read_text().splitlines():
+        places = re.findall(r"[`( ]((?:[\w-]+/)+\w+\.(?:py|yaml)|__init__\.pyi)\b", row)
+        if not row.startswith("|") or not places:
+            continue
+        found = [path for place in places for path in (SOURCES / place, ROOT / place) if path.is_file()]
+        assert len(found) == len(places), row
+        text = "\n".join(path.read_text() for path in found)
+        names = re.findall(r"`([A-Za-z_]\w+)`", row)
+        assert [name for name in names if not re.search(rf"\b{name}\b", text)] == [], row
+        files += len(found)
+    assert files > 15
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:
