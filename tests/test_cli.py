@@ -71,7 +71,8 @@ def assert_answer(found: dict[str, object]) -> None:
         "offered_tokens_per_s", "capacity_tokens_per_s", "max_rate",
     }  # fmt: skip
     assert set(certificate) == {
-        "verdict", "theorem", "reason", "margin", "hypotheses", "bounds", "certified_rate", "mean_backlog",
+        "verdict", "theorem", "reason", "margin", "hypotheses", "bounds", "certified_load", "certified_rate",
+        "mean_backlog", "any_policy", "virtual_station", "order", "joins",
     }  # fmt: skip
     assert all(set(h) == {"name", "held", "checked", "why"} for h in certificate["hypotheses"])
     assert certificate["margin"] == pytest.approx(1 - load["arrival_rate"] / load["max_rate"])

@@ -321,8 +321,9 @@ Policy.known = {**POLICIES, **ENGINES}
 def resolve(choice: str | Scheduler | PolicyFunction, *, folder: Path | None = None) -> Scheduler:
     """Return the policy that a name, a ``module:function`` or a function stands for."""
     # ``folder``: where ``module`` and ``file.py`` are looked for first, the scenario's own.
-    lower = choice.lower() if isinstance(choice, str) else choice
-    scheduler: Scheduler = Policy.named(lower if lower in Policy.known else choice, folder)
+    if isinstance(choice, str) and choice.lower() in Policy.known:
+        choice = choice.lower()
+    scheduler: Scheduler = Policy.named(choice, folder)
     return scheduler
 
 
