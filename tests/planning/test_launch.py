@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.planning.deployment import Deployment, Kind
-from penstock.planning.launch import MODEL, launch, launches
+from penstock.planning.launch import _PRODUCTS, MODEL, launch, launches
+from penstock.system.models.gpus import known_gpu
 from penstock.system.models.served import served_model, shaped_hardware
 
 A100 = "codellama-34b-a100-tp2"
@@ -238,3 +239,8 @@ def test_an_engine_that_was_planned_without_its_prefix_cache_is_started_without_
         memory = ps.Memory(20_000, prefix_caching=caching)
         command = launch(deployment(policy, memory=memory), policy).command
         assert (option in command) == (caching is False)
+
+
+@pytest.mark.parametrize(("gpu", "product"), _PRODUCTS.items())
+def test_a_gpu_is_known_by_what_kubernetes_calls_it(gpu: str, product: str) -> None:
+    assert known_gpu(product).name == gpu

@@ -53,6 +53,13 @@ def test_back_pressure_of_a_phase_without_tokens_is_0() -> None:
     assert weights_of("back-pressure", lines) == (BY_LINE, [[0, 0], [0, 0]])
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_an_order_says_whether_it_leaves_the_phases_of_a_stage_to_the_policy(name: str) -> None:
+    """Theorems go by what it says."""
+    mode, _ = ORDERS[name](TWO_LINES, [1, 0])
+    assert ORDERS[name].whole_stages == (mode != BY_PHASE)
+
+
 def test_hlpps_splits_the_budget_by_the_work_of_each_stage() -> None:
     assert weights_of("hlpps") == (SPLIT, [[8 * 40, 0], [10 * 125, 0]])
 

@@ -62,6 +62,9 @@ class Order(OwnFunction):
         Whether a batch is filled with all that waits, whatever the pool's policy does: because the
         policy is not asked, or because what it leaves is filled. Else the pool is work-conserving
         if its policy is.
+    whole_stages
+        Whether it puts stages before stages and leaves it to the pool's policy which phase of one
+        comes first. Theorems know such a stage by one queue, and any other by two.
     """
 
     name: str
@@ -69,6 +72,7 @@ class Order(OwnFunction):
     params: tuple[float, ...] = ()
     stages: tuple[str, ...] = ()
     fills: bool = False
+    whole_stages: bool = False
     word = "order"
     arguments = ("lines", "params", "weights")
     signature = ORDER_SIGNATURE
@@ -212,13 +216,13 @@ def round_robin(lines, params, weights):  # type: ignore[no-untyped-def]
 ORDERS: dict[str, Order] = {
     o.name: o
     for o in (
-        Order("fcfs", None),
-        Order("priority", priority),
+        Order("fcfs", None, whole_stages=True),
+        Order("priority", priority, whole_stages=True),
         Order("decode-first", decode_first, fills=True),
-        Order("back-pressure", back_pressure),
+        Order("back-pressure", back_pressure, whole_stages=True),
         Order("back-pressure-phase", back_pressure_phase, fills=True),
-        Order("hlpps", hlpps, fills=True),
-        Order("round-robin", round_robin),
+        Order("hlpps", hlpps, fills=True, whole_stages=True),
+        Order("round-robin", round_robin, whole_stages=True),
     )
 }
 """The orders that have a name.

@@ -87,10 +87,10 @@ class PoolRules:
     @property
     def phases(self) -> bool:
         """Whether the two phases of a stage are two classes of fluid."""
-        served_by_stage = ("fcfs", "priority", "back-pressure", "hlpps", "round-robin")
-        return self.order != "decode-first" and not (
-            self.decode_first and self.order in served_by_stage
-        )
+        if self.order == "decode-first":
+            return False
+        known = ORDERS.get(self.order)
+        return not (self.decode_first and known is not None and known.whole_stages)
 
     @property
     def k_fcfs(self) -> bool:
