@@ -8,6 +8,7 @@ import typing
 import pytest
 
 import penstock as ps
+from penstock.kernel.signatures import SEEN_REQUESTS
 from penstock.system.routing import ROUTERS, Router, Sends
 
 KINDS = [kind for kind in typing.get_args(Sends) if kind]
@@ -57,6 +58,30 @@ def test_routers_that_send_alike_are_certified_alike(one: Router, other: Router)
         first, second = ps.certify(network), ps.certify(twin)
         assert first.verdict == second.verdict
         assert first.certified_load == second.certified_load
+
+
+def by_number(replicas, request, params):  # type: ignore[no-untyped-def]
+    """The fewest unfinished requests."""
+    best = 0
+    for place in range(1, replicas.shape[0]):
+        if replicas[place, SEEN_REQUESTS] < replicas[best, SEEN_REQUESTS]:
+            best = place
+    return best
+
+
+def test_what_a_router_of_a_users_own_says_of_how_it_sends_is_taken_on_trust() -> None:
+    """It is certified as its twin is, and the certificate says on what word; no word proves it unstable."""
+    own, unsaid = ps.router(sends="to the least")(by_number), ps.router(by_number)
+    for network, twin, other in zip(networks(own), networks(ROUTERS["jsq"]), networks(unsaid), strict=True):
+        told, usual = ps.certify(network), ps.certify(twin)
+        assert (told.verdict, told.certified_load) == (usual.verdict, usual.certified_load)
+        assert not usual.trusted
+        assert bool(told.trusted) == (told.verdict == "stable")
+        assert ps.certify(other).verdict in ("unknown", "unstable")
+    wrong = ps.certify(of_kinds(ps.router(sends="at random")(by_number), 300.0))
+    assert wrong.verdict == "unknown"
+    with pytest.raises(ps.InputError, match="router by-number sends 'fairly', but theorems know"):
+        ps.router(sends="fairly")(by_number)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", KINDS)

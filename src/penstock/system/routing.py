@@ -15,6 +15,7 @@ A router of your own is a function of the same form as those of `penstock.system
 """
 
 import dataclasses
+import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, overload
@@ -92,6 +93,12 @@ class Router(OwnFunction):
     )
 
     def __post_init__(self) -> None:
+        if self.sends not in typing.get_args(Sends):
+            known = ", ".join(word for word in typing.get_args(Sends) if word)
+            raise InputError(
+                f"router {self.name} sends {checks.shown(self.sends)}, but theorems know routers "
+                f"that send {known}; give one of these, or leave it out"
+            )
         numbers = (
             (name, _SETTING.number(value, f"{name} of router {self.name}"))
             for name, value in self.settings
@@ -133,12 +140,19 @@ class Router(OwnFunction):
         return self.sends in ("at random", "in turns")
 
     @property
-    def in_words(self) -> str:
-        """Its name; of one of the user's own, which may be another's, with that said."""
+    def is_own(self) -> bool:
+        """Whether it is one of the user's own, whatever its name, so that nobody checked how it
+        ``sends``.
+        """
         namesake = ROUTERS.get(self.name)
-        if self.function is None or (namesake and namesake.function is self.function):
-            return self.name
-        return f"{self.name} (one of the user's own)"
+        return self.function is not None and (
+            namesake is None or namesake.function is not self.function
+        )
+
+    @property
+    def in_words(self) -> str:
+        """Its name, and that it is one of the user's own."""
+        return f"{self.name} (one of the user's own)" if self.is_own else self.name
 
     @property
     def looks_up(self) -> bool:
@@ -179,9 +193,16 @@ class Router(OwnFunction):
 @overload
 def router(function: RouterFunction, /) -> Router: ...
 @overload
-def router(*, name: str | None = None, **settings: float) -> Callable[[RouterFunction], Router]: ...
 def router(
-    function: RouterFunction | None = None, /, *, name: str | None = None, **settings: float
+    *, name: str | None = None, sends: Sends = "", **settings: float
+) -> Callable[[RouterFunction], Router]: ...
+def router(
+    function: RouterFunction | None = None,
+    /,
+    *,
+    name: str | None = None,
+    sends: Sends = "",
+    **settings: float,
 ) -> Router | Callable[[RouterFunction], Router]:
     """Make a router of a function ``(replicas, request, params) -> place``.
 
@@ -194,16 +215,19 @@ def router(
         the columns by these names: what is not named is not worked out, and not a number.
     name
         Default: the function's name.
+    sends
+        How it chooses, as `Router` has it. Theorems take it on trust, and say so.
     settings
         Numbers handed to the function as ``params``, in this order.
 
     Raises
     ------
     InputError
-        If the function cannot be compiled to the router type.
+        If the function cannot be compiled to the router type, or it says that it sends as no
+        router is known to.
     """
     made: Router | Callable[[RouterFunction], Router]
-    made = Router.of(function, name, settings=tuple(settings.items()))
+    made = Router.of(function, name, sends=sends, settings=tuple(settings.items()))
     return made
 
 

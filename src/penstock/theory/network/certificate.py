@@ -282,7 +282,9 @@ def _overfed(model: NetworkModel, rules: Sequence[PoolRules], in_turns: bool) ->
     least_offered = model.least_offered - STANDARD_ERRORS * model.standard_error
     for s, rule in enumerate(rules):
         loads = loads_at(model, s, max(float(least_offered[s]), 0.0), rule.router)
-        if loads is None or (rule.router.sends == "in turns" and not in_turns):
+        if loads is None or rule.router.is_own:  # how one of the user's own sends is not checked
+            continue
+        if rule.router.sends == "in turns" and not in_turns:
             continue
         if loads.verdict == "unstable":
             return (

@@ -332,7 +332,7 @@ def _of_pool(
     """Return what is asked of a pool beside its replicas."""
     hypotheses = []
     if model.replica_rates(s) is not None:
-        hypotheses.append(Hypothesis.unless(UNEQUAL, _not_known(model, s, rules, cyclic)))
+        hypotheses.append(_of_router(UNEQUAL, rules, _not_known(model, s, rules, cyclic)))
     if cyclic and rules.load is not None:
         least, most = rules.load.wasted
         if rules.load.extended:
@@ -344,8 +344,14 @@ def _of_pool(
         comes_back = bool(stages.leads[s, s])
         sampled = model.sampled is not None
         failure = _not_routed(rules, int(here.sum()), comes_back, cyclic, sampled)
-        hypotheses.append(Hypothesis.unless(ROUTED, failure))
+        hypotheses.append(_of_router(ROUTED, rules, failure))
     return hypotheses
+
+
+def _of_router(name: str, rules: PoolRules, failure: str | None) -> Hypothesis:
+    """Return a hypothesis on how a router sends, which nobody checks of one of the user's own."""
+    hypothesis = Hypothesis.unless(name, failure)
+    return dataclasses.replace(hypothesis, checked=not (hypothesis.held and rules.router.is_own))
 
 
 def of_all_pools(model: NetworkModel, proofs: Sequence[Proof]) -> tuple[Hypothesis, ...]:
@@ -364,7 +370,7 @@ def of_all_pools(model: NetworkModel, proofs: Sequence[Proof]) -> tuple[Hypothes
         title, words = _OF_ALL.get(name, (name, whys))
         failed = [f"{pool}: {h.why}" for pool, h in of_pools.items() if not h.held]
         checked = bool(failed) or all(h.checked for h in of_pools.values())
-        if name == FILLS and not checked:
+        if name in (FILLS, UNEQUAL, ROUTED) and not checked:
             words += ", as the author of one claims"
         merged.append(dataclasses.replace(_of_all(title, failed, words), checked=checked))
     return tuple(merged)
