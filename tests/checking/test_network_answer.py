@@ -66,6 +66,25 @@ def test_targets_of_a_network_are_judged_where_they_are_furthest_from_being_met(
         check(network, until=100.0, targets=targets)
 
 
+@pytest.mark.parametrize("engine", [False, True])
+def test_times_between_tokens_hold_the_one_after_which_another_replica_goes_on(engine: bool) -> None:
+    """Over all jobs they add up to what passes from the first token of a job to its last."""
+    server = ps.Server(TP1, 512, 64, "vllm", memory=ps.Memory(4_000)) if engine else ps.Server(TP1, 512)
+    workload = ps.Workload.poisson(2.0, ps.Geometric(300, max=2000), ps.Uniform(2, 60))
+    flow = ps.Workflow.disaggregated(workload, prefill="p", decode="d", transfer_ms=200)
+    network = ps.Network({"p": ps.Pool(server), "d": ps.Pool(server)}, [flow])
+    found = check(network, jobs=4_000, targets=["tbt_mean<10s"], resolution=0.1)
+    assert found.latency is not None
+    run, used = found.run, slice(found.latency.warmup_jobs, None)
+    assert run.rows is not None
+    jobs = run.rows.jobs
+    first = run.rows.first_token[jobs.first_request[:-1]]
+    output = np.bincount(jobs.job, jobs.output)
+    decoding = (run.finish - first)[used].sum() * run.tick_s
+    tokens = (output - 1)[used].sum()
+    assert found.latency.estimates["tbt_s"]["mean"].value == pytest.approx(decoding / tokens, rel=0.03)
+
+
 def test_an_undecided_target_of_a_network_makes_the_run_longer() -> None:
     network = single(ps.Server(TP1, 512), replicas=2)
     short = check(network, jobs=2_000, resolution=0.1)

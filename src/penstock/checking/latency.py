@@ -566,10 +566,11 @@ def _tpot(run: Run) -> tuple[Ints, Ints]:
 def _of_gaps(run: Run, used: _Used) -> Batches:
     """Put times between tokens in batches: sections after warm-up in pairs, or else by request."""
     if run.gap_sections:
-        whole = intervals.merged(run.gap_sections)
+        sections = _with_transfers(run)
+        whole = intervals.merged(sections)
         if used.few or not whole.size:
             return Batches.none(whole)
-        return Batches.of_sections(run.gap_sections, 1 - used.jobs / max(used.count, 1))
+        return Batches.of_sections(sections, 1 - used.jobs / max(used.count, 1))
     if used.few:
         return Batches.none(run.gaps)
     rows = recorded(run.rows, "requests").where(slice(used.count - used.jobs, used.count))
@@ -578,6 +579,26 @@ def _of_gaps(run: Run, used: _Used) -> Batches:
     return Batches(
         decoding.sum(axis=1).astype(float), counts.sum(axis=1).astype(float), (), run.gaps
     )
+
+
+def _with_transfers(run: Run) -> Sequence[Distribution]:
+    """Return times between tokens in sections, with the time to a second token that another replica
+    makes where lines serve, which engines count themselves.
+    """
+    sections, rows = run.gap_sections, recorded(run.rows, "requests")
+    if isinstance(run.system, Server) or not (rows.jobs.prompt == 0).any():
+        return sections
+    jobs, network = rows.jobs, run.network
+    lines = np.array([pool.server.by_lines for pool in network.pools.values()])
+    decodes = 1 + np.flatnonzero((jobs.prompt[1:] == 0) & (jobs.job[1:] == jobs.job[:-1]))
+    decodes = decodes[lines[network.stage_pool[jobs.stage[decodes]]]]
+    decodes = decodes[(jobs.prompt[decodes - 1] > 0) & (rows.first_token[decodes] >= 0)]
+    ticks = rows.first_token[decodes] - rows.first_token[decodes - 1]
+    section = jobs.job[decodes] * len(sections) // jobs.count
+    return [
+        intervals.merged([counted, Distribution.of(ticks[section == index])])
+        for index, counted in enumerate(sections)
+    ]
 
 
 def _of_priorities(

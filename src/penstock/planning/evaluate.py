@@ -28,7 +28,6 @@ from penstock.planning.deployment import Deployment
 from penstock.planning.job_run import statistic_s
 from penstock.planning.json_form import parts
 from penstock.planning.share import share_of
-from penstock.simulation.distribution import Distribution
 from penstock.simulation.intervals import merged
 from penstock.simulation.jobs_in_ticks import never_served
 from penstock.simulation.progress import Progress, part_of, silent
@@ -251,10 +250,7 @@ def _together(workload: Workload, deployment: Deployment, aim: Aim) -> _Simulate
     def look(size: int, level: float, part: Progress) -> _Look:
         options = RunOptions(drain=True, progress=part)
         run = run_network(network, size, workload.seed, options, gap_sections=GAP_SECTIONS)
-        steady = steady_state(
-            _with_transfers(run) if deployment.server.by_lines else run,
-            rho=loads, confidence=level, targets=aim.targets,
-        )  # fmt: skip
+        steady = steady_state(run, rho=loads, confidence=level, targets=aim.targets)
         latency = {"ttft_s": steady.stages[network.stages[0]]["ttft_s"], **steady.estimates}
         good = within(aim.targets, *_of_network_run(run, steady.warmup_jobs))
         share = goodput_share(good, level, steady.too_short)
@@ -331,23 +327,6 @@ def _refuse_what_pools_drop(workload: Workload, server: Server) -> None:
                 f"{never.mean():.2%} of the requests are never served, and none can be left "
                 f"out behind a router that looks at queues: {reason}; raise the limit"
             )
-
-
-def _with_transfers(run: Run) -> Run:
-    """Count the time to a second token that another replica makes, as runs of engines do."""
-    assert run.rows is not None
-    jobs = run.rows.jobs
-    if jobs.requests == jobs.count:  # no job goes from one replica to another
-        return run
-    first = jobs.first_request[:-1]
-    apart = np.flatnonzero(np.diff(jobs.first_request) > 1)
-    ticks = run.rows.first_token[first[apart] + 1] - run.rows.first_token[first[apart]]
-    section = apart * len(run.gap_sections) // jobs.count
-    sections = [
-        merged([counted, Distribution.of(ticks[section == index])])
-        for index, counted in enumerate(run.gap_sections)
-    ]
-    return dataclasses.replace(run, gap_sections=tuple(sections))
 
 
 def _of_network_run(run: Run, warmup: int) -> tuple[Floats, Floats, Floats]:
