@@ -13,6 +13,8 @@ import penstock as ps
 from penstock.checking.answer import Answer, check
 from penstock.checking.latency import SteadyState, steady_state
 from penstock.errors import InputError
+from penstock.system.batch_time import Composition
+from penstock.system.measured_times import Measured
 from penstock.theory.operating_point import operating_point
 from tests.network_examples import DESTABILISING, UNIT, dag, fork_join, rybko_stolyar, self_reflection
 from tests.own_policies import own_policy
@@ -64,6 +66,33 @@ def test_targets_of_a_network_are_judged_where_they_are_furthest_from_being_met(
         check(network, jobs=4_000, targets=["tpot_p99<1s"])
     with pytest.raises(InputError, match="give `jobs`, and no `until`"):
         check(network, until=100.0, targets=targets)
+
+
+def test_jobs_that_never_fit_are_told_where_memory_drops_them() -> None:
+    """And nothing is said to block a replica."""
+    memory = ps.Memory(100, too_long="drop")
+    server = ps.Server(TP1, 512, 64, "vllm", memory=memory)
+    workload = ps.Workload.poisson(0.5, ps.Geometric(300, max=3_000), ps.Geometric(50, max=500))
+    found = check(ps.Network.single(workload, server, 2), jobs=2_000, resolution=0.1)
+    assert found.run.dropped > 0
+    assert not [warning for warning in found.warnings if "blocks a replica" in warning]
+    hypotheses = [h.why for h in found.certificate.hypotheses if not h.held]
+    assert any("is dropped with its job" in why for why in hypotheses)
+    page = found.page()
+    assert any("never fit and are dropped" in line.text for line in page.head)
+    (simulated,) = [section for section in page.sections if section.title == "Simulated"]
+    assert f"dropped: {found.run.dropped} requests that can never fit" in simulated.paragraphs[0]
+
+
+def test_a_budget_is_called_wasteful_at_pools_as_at_servers() -> None:
+    """Not where attention takes time, which grows with a batch."""
+    steps = Measured([1, 64, 65, 80], [0.01, 0.0101, 0.03, 0.031])
+    said = []
+    for batch_time in (steps, Composition(steps, self_attention=1e-6, cross_attention=2e-6)):
+        network = ps.Network.single(ps.Workload.poisson(1.0, 100, 10), ps.Server(batch_time, 80))
+        warnings = check(network, jobs=1_000, resolution=0.2).warnings
+        said.append([warning for warning in warnings if "set the budget to 64" in warning])
+    assert [len(of) for of in said] == [1, 0]
 
 
 @pytest.mark.parametrize("engine", [False, True])

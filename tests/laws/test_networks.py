@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 
 import numpy as np
+import polars as pl
 import pytest
 
 import penstock as ps
@@ -227,3 +228,36 @@ def test_a_job_is_left_out_of_which_one_request_never_fits() -> None:
     pools["small"] = ps.Pool(ps.Server(time, 256, 8, "vllm", memory=ps.Memory(20)))
     with pytest.raises(InputError, match=r"request 3 has 10 prompt .* at pool 'small': it needs .*too_long: drop"):
         ps.simulate(ps.Network(pools, [ps.Workflow("chain", arrivals, stages)]))
+
+
+@pytest.mark.parametrize("policy", ["sarathi", "vllm"])
+def test_what_never_fits_has_its_place_in_every_table_of_a_server_and_of_its_network(policy: str) -> None:
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(20, 60, 200)
+    prompt[::7] = 500
+    workload = ps.Workload.from_arrays(np.arange(200) * 0.05, prompt, rng.integers(3, 9, 200))
+    memory = ps.Memory(25, admission="completion" if policy == "sarathi" else None, too_long="drop")
+    server = ps.Server(ps.PiecewiseConstant(0.01, 1e-4, 64), 128, 16, policy, memory=memory)
+    alone = ps.simulate(workload, server, record="allocations")
+    run = ps.simulate(ps.Network.single(workload, server), record="allocations")
+    assert alone.dropped == run.dropped == 29
+    assert run.allocations.drop("pool", "replica").equals(alone.allocations)
+    prefill = alone.allocations.group_by("request").agg(pl.col("prefill_tokens").sum()).sort("request")
+    assert prefill["request"].to_list() == np.flatnonzero(prompt < 500).tolist()
+    assert prefill["prefill_tokens"].to_list() == prompt[prompt < 500].tolist()
+    for one in (alone, run):
+        assert one.jobs.height == 200
+        assert one.jobs["finish_ns"].null_count() == 29
+        assert one.workflows().select("jobs", "unfinished").row(0) == (171, 0)
+
+
+@pytest.mark.parametrize(("output", "declared"), [(90, 1_000), (5, 1_000), (500, 1_000), (90, 90)])
+def test_a_longest_context_cuts_what_is_declared_as_it_cuts_outputs(output: int, declared: int) -> None:
+    """Engines with ``max_model_len``, at a server and in its network."""
+    lengths = np.full(20, 10), np.full(20, output), None, np.full(20, declared)
+    workload = ps.Workload.from_arrays(np.arange(20) * 0.5, *lengths)
+    limits = {"max_model_len": 100}
+    server = ps.Server(ps.PiecewiseConstant(0.01, 1e-4, 64), 128, 4, "vllm", policy_params=limits, memory=ps.Memory(40))
+    alone, run = ps.simulate(workload, server), ps.simulate(ps.Network.single(workload, server))
+    assert (alone.tokens, alone.n_batches, alone.end) == (run.tokens, run.n_batches, run.end)
+    assert np.array_equal(alone.finish, run.finish)

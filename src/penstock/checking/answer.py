@@ -4,12 +4,12 @@ side, of a workload on a server and of a network.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from penstock import checks
 from penstock.checking.doubt import Doubt
+from penstock.checking.enough_requests import MOST_TIMES_LONGER
 from penstock.checking.latency import SteadyState
 from penstock.checking.stability import RECORDED, Stability
 from penstock.checking.targets import (
@@ -46,7 +46,6 @@ ROWS_UP_TO = 1_000_000
 intervals.
 """
 
-_TIMES_LONGER = 16  # where a target is undecided
 _FIRST_REQUESTS = 300
 # Of the work, for the progress bar: the test of a server, and that of a network.
 _TEST_SHARE, _FLOOD_SHARE = 0.2, 0.5
@@ -259,12 +258,6 @@ class Answer(Shown):
         return {pool.name: pool.rho for pool in self.pools}
 
     @property
-    def max_load(self) -> float:
-        """Factor on all rates above which no policy is stable."""
-        margin = min(pool.margin for pool in self.certificate.pools)
-        return 1 / (1 - margin) if margin < 1 else math.inf
-
-    @property
     def order_fails(self) -> bool:
         """Whether a priority order is what makes the network unstable, by theorem."""
         return self.certificate.theorem in (VIRTUAL, SPIRAL)
@@ -367,7 +360,7 @@ def longer_run(answer: Answer) -> int | None:
     """Return how many requests or jobs may decide what a run left open; None: no longer one is
     kept.
     """
-    longer = _TIMES_LONGER * answer.run.arrived
+    longer = MOST_TIMES_LONGER * answer.run.arrived
     if answer.alone:
         longer = min(longer, most_requests(answer.workload))
     elif answer.network.ends:

@@ -224,7 +224,7 @@ def simulate(
     from penstock.theory.certificate import certify
     from penstock.theory.kv_blocks import served
 
-    of_server.RunAsked(chosen.workload, chosen.arrivals, chosen.until)  # or refused
+    asked = of_server.RunAsked(chosen.workload, chosen.arrivals, chosen.until)  # or refused
     # The load is said beside the run, where there is one, though no verdict is drawn from it.
     rated = chosen.workload.has_rate
     certificate = certify(chosen.workload, chosen.server) if rated else None
@@ -238,7 +238,7 @@ def simulate(
             chosen.server,
             requests=chosen.arrivals,
             until=chosen.until,
-            record=of_server.record_for(chosen.arrivals, chosen.until),
+            record=asked.record,
             progress=show,
         )
     front, warnings, load = front_notes(chosen.workload, run.server), [], None

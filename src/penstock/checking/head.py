@@ -1,7 +1,7 @@
 """The first two lines of a head: what arrives and what serves it; load, limit and certificate.
 
-They are said before anything is simulated, so nothing here imports the simulator. The other lines
-are those of `penstock.checking.head_of_answer`.
+They are said before anything is simulated. The other lines are those of
+`penstock.checking.head_of_answer`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -182,7 +182,7 @@ def _proved(
         text += f" if prefix caches keep everything, {share_of(uncached)} if nothing"
     if certificate.verdict == "unknown":
         return Line("Load", f"{text}. {_unproved(certificate.hypotheses)}")
-    if reach is not None and reach.load[0] <= 1 < reach.load[1]:
+    if reach is not None and reach.undecided:
         alone = f"Proved {certificate.verdict}{middle} alone: {certificate.theorem}."
         return Line("Load", f"{text}. {alone}")
     if certificate.verdict == "unstable" and load <= 1:

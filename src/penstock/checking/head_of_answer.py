@@ -208,11 +208,11 @@ def said_of_targets(targets: Sequence[TargetAnswer]) -> tuple[str, list[str]]:
 def _to_mind(answer: Answer) -> list[Line]:
     """Say what can change a decision, if there is such a thing."""
     said = []
+    run = answer.run
+    if answer.kv_doubt:
+        said.append(answer.kv_doubt)
+    said += _lost(run, 1 - answer.certificate.load.work.share if answer.alone else 0.0)
     if answer.alone:
-        run = answer.run
-        if answer.kv_doubt:
-            said.append(answer.kv_doubt)
-        said += _lost(run, 1 - answer.certificate.load.work.share)
         again = run.recomputed_tokens / max(run.started_tokens, 1)
         if again > _COSTS:
             said.append(

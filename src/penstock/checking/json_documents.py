@@ -82,7 +82,7 @@ def _load_of_answer(answer: "Answer") -> dict[str, Any]:
         "bottleneck": bottleneck.name,
         "rho": bottleneck.rho,
         "margin": bottleneck.margin,
-        "max_load": answer.max_load if math.isfinite(answer.max_load) else None,
+        "max_load": certificate.max_load if math.isfinite(certificate.max_load) else None,
         "rho_at_least": bottleneck.rho_at_least,
         "rho_without_cache": bottleneck.rho_without_cache,
     }

@@ -53,14 +53,24 @@ def memory_warnings(
 def load_warnings(load: Load, server: Server) -> list[str]:
     """Say whether limits suit the policy, and what they waste where token load alone decides."""
     warnings = [server.scope_warning] if server.scope_warning else []
-    full, best = load.filled_batch_tokens_per_s, load.best_batch_tokens_per_s
-    if not any(load.attention_s) and full < best * (1 - _LOSS_WORTH_A_WARNING):
-        warnings.append(
-            f"batches filled to the token budget of {server.token_budget:,} carry {full:,.0f} "
-            f"tokens/s, but batches of {load.best_token_load:,} carry {best:,.0f}: set the budget "
-            f"to {load.best_token_load:,}"
-        )
-    return warnings
+    return warnings + ([] if any(load.attention_s) else wasteful_budget(server))
+
+
+def wasteful_budget(server: Server, replicas: int = 1, pool: str = "") -> list[str]:
+    """Say that smaller batches than full ones carry more, of replicas of a pool if it has a name;
+    nothing where attention takes time, which grows with the requests in a batch.
+    """
+    linear, budget = server.batch_time.by_tokens, server.token_budget
+    best, most = linear.best_load(budget)
+    full = budget / float(linear(budget))
+    if not server.batch_time.by_load or full >= most * (1 - _LOSS_WORTH_A_WARNING):
+        return []
+    of = f" of pool {pool}" if pool else ""
+    return [
+        f"batches{of} filled to the token budget of {budget:,} carry {full * replicas:,.0f} "
+        f"tokens/s, but batches of {best:,} carry {most * replicas:,.0f}: set the budget to "
+        f"{best:,}"
+    ]
 
 
 def kv_notes(

@@ -49,6 +49,11 @@ class RunAsked:
         """Whether it keeps a row per request, from which the latency of a steady state follows."""
         return self.until is None and (self.requests or self.workload.rows or 0) <= ROWS_UP_TO
 
+    @property
+    def record(self) -> Record:
+        """What the run keeps."""
+        return "requests" if self.has_rows else "summary"
+
     def simulated(
         self, server: Server, rho: float | None, progress: Progress
     ) -> tuple[Run, SteadyState | None]:
@@ -61,8 +66,7 @@ class RunAsked:
             )  # fmt: skip
         length = length_of_run(self.workload, requests, until)
         options = RunOptions(stop_tick(until, TICK_S), progress=progress)
-        record = record_for(requests, until)
-        return run_server(self.workload, server, length, options, record), None
+        return run_server(self.workload, server, length, options, self.record), None
 
 
 def answer_of_server(
@@ -121,8 +125,3 @@ def _warnings(
         )
     warnings += load_warnings(certificate.load, server)
     return warnings + memory_warnings(certificate.load, workload, server, full)
-
-
-def record_for(requests: int | None, until: float | None) -> Record:
-    """Return what a run of that length keeps: a row per request where that is no burden."""
-    return "requests" if until is None and (requests or 0) <= ROWS_UP_TO else "summary"

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.checking.notes import wasteful_budget
 from penstock.simulation.run import Run
 from penstock.system.network import Network
 from penstock.system.pool import Pool
@@ -15,8 +16,6 @@ from penstock.theory.hypotheses import CRITICAL_BAND
 from penstock.theory.kv_blocks import fits
 from penstock.theory.limits import Limit, PoolLoad
 from penstock.workload.workflow import Workflow
-
-_LOSS_WORTH_A_WARNING = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +149,11 @@ def reuse_warnings(network: Network, run: Run) -> list[str]:
 def _too_long(network: Network, name: str) -> list[str]:
     """Say which requests that never fit may come to a pool, though none has, as the run went on."""
     warnings = []
-    kinds = [server for server, _ in network.pools[name].servers if server.memory is not None]
+    kinds = [
+        server
+        for server, _ in network.pools[name].servers
+        if server.memory is not None and server.memory.too_long == "error"
+    ]
     for workflow in network.workflows if not network.ends else ():
         means = workflow.means()
         stages = workflow.stages.values()
@@ -185,15 +188,7 @@ def _server_warnings(name: str, pool: Pool) -> list[str]:
     """Say what budgets waste, and which policies are out of place, of each kind of server."""
     warnings = []
     for server, count in pool.servers:
-        linear, budget = server.batch_time.by_tokens, server.token_budget
-        best, most = linear.best_load(budget)
-        full = budget / float(linear(budget))
-        if full < most * (1 - _LOSS_WORTH_A_WARNING):
-            warnings.append(
-                f"batches of pool {name} filled to the token budget of {budget:,} carry "
-                f"{full * count:,.0f} tokens/s, but batches of {best:,} carry "
-                f"{most * count:,.0f}: set the budget to {best:,}"
-            )
+        warnings += wasteful_budget(server, count, name)
         if server.scope_warning:
             warnings.append(f"pool {name}: {server.scope_warning}")
     return warnings

@@ -87,7 +87,7 @@ def _load_facts(answer: Answer) -> list[Fact]:
     limiting = tightest if tightest.found_share is None else certificate.bottleneck
     held = f", held by the {' and '.join(limiting.binding)}" if limiting.binding else ""
     limit = (
-        f"no policy is stable above {answer.max_load:,.4g} times this load, at pool "
+        f"no policy is stable above {certificate.max_load:,.4g} times this load, at pool "
         f"{limiting.name}{held}"
     )
     load = f"load {share(tightest.rho, 1.0)}, the least margin of all{_cached(tightest)}"
@@ -211,7 +211,7 @@ def _run_in_words(run: Run) -> str:
         f"{counted(run.arrived, 'job')} ({run.arrived - run.finished:,} unfinished), "
         f"{counted(run.requests.height, 'request')}, {run.seconds:,.0f} s; over the second half of "
         "the arrivals the work that "
-        f"is left changed by {growth(run.growth_tokens_per_s)}."
+        f"is left changed by {growth(run.growth_tokens_per_s)}{run.memory_facts}."
     )
 
 

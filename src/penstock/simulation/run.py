@@ -225,14 +225,15 @@ class Run:
 
     @property
     def found_share(self) -> float:
-        """Share of the prompt tokens that were found computed.
+        """Share of the prompt tokens of requests that were begun that were found computed.
 
         What is lost by a preemption and found again is none of them.
         """
         if not isinstance(self.system, Server):
             rows = recorded(self.rows, "requests")
-            prompts = int(rows.prompt_tokens.sum(dtype=np.int64))
-            return int(rows.found.sum(dtype=np.int64)) / max(prompts, 1)
+            begun = rows.first_token >= 0
+            prompts = int(rows.prompt_tokens[begun].sum(dtype=np.int64))
+            return int(rows.found[begun].sum(dtype=np.int64)) / max(prompts, 1)
         keys, batches = self.mixes  # of requests whose prompts were begun
         prefill, found = int((keys >> 32) @ batches), self.reused_tokens - self.recomputed_tokens
         return max(found, 0) / max(prefill + found, 1)
@@ -302,7 +303,7 @@ class Run:
         """One row per job: job, workflow, arrival_ns, finish_ns."""
         return pl.DataFrame(
             {
-                "job": np.arange(self.arrived),
+                "job": np.arange(self.finish.size),
                 "workflow": _named([w.name for w in self.network.workflows], self.workflow),
                 "arrival_ns": in_ns(self.arrival, self.tick_s),
                 "finish_ns": in_ns(self.finish, self.tick_s),
@@ -475,15 +476,15 @@ class Run:
 
     def workflows(self) -> pl.DataFrame:
         """E2E of the jobs of each workflow that ended, s: workflow, jobs, unfinished, mean, p50,
-        p90, p95, p99.
+        p90, p95, p99; without those that never fit.
         """
-        rows = []
+        rows, run = [], self.served
         for index, workflow in enumerate(self.network.workflows):
-            mine = self.workflow == index
-            done = mine & (self.finish >= 0)
+            mine = run.workflow == index
+            done = mine & (run.finish >= 0)
             jobs = int(mine.sum())
             row = {"workflow": workflow.name, "jobs": jobs, "unfinished": jobs - int(done.sum())}
-            rows.append(row | self._spread((self.finish - self.arrival)[done]))
+            rows.append(row | self._spread((run.finish - run.arrival)[done]))
         return pl.DataFrame(rows, schema_overrides=COLUMN_TYPES)
 
     def stages(self) -> pl.DataFrame:

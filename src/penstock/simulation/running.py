@@ -216,7 +216,7 @@ def _with_left_out(run: Run, left_out: Sequence[tuple[Ints, Jobs]]) -> Run:
         ends = JobEnds(out.workflow, arrival, np.full(out.count, -1))
         run = dataclasses.replace(run, ends=JobEnds.joined([run.ends, ends]).where(order))
     if run.allocation_rows is not None:
-        run.allocation_rows[:, -3] = np.argsort(requests)[run.allocation_rows[:, -3]]
+        run.allocation_rows[:, 1] = np.argsort(requests)[run.allocation_rows[:, 1]]
     return run
 
 

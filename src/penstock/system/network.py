@@ -10,7 +10,7 @@ import numpy as np
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.fields import Checked, Range
-from penstock.inputs.arrays import Bools, Floats, Ints
+from penstock.inputs.arrays import Bools, Floats, Ints, Ints32
 from penstock.kernel.signatures import ROUTE_BY_FUNCTION, ROUTE_WORK
 from penstock.system.kv_transfer import received_tokens
 from penstock.system.network_model import NetworkModel, StageTokens, unequal_rates
@@ -405,11 +405,6 @@ class Network(Checked):
         """Whether all that arrives is recorded, so that it comes to an end."""
         return all(workflow.ends for workflow in self.workflows)
 
-    @property
-    def bounded(self) -> bool:
-        """Whether all lengths have an upper limit."""
-        return all(means.bounded for means in self.means)
-
     @functools.cached_property
     def means(self) -> tuple[Means, ...]:
         """The means of each workflow."""
@@ -465,7 +460,7 @@ class Network(Checked):
         mean = self.stacked("output") - np.where(engine, self.stacked("both"), 0.0)
         for workflow in range(len(self.workflows) if self.cuts_outputs.any() else 0):
             mean -= self._sampled_means(
-                workflow, lambda jobs: jobs.output - self._outputs_left(jobs)
+                workflow, lambda jobs: jobs.output - self._outputs_left(jobs, jobs.output)
             )
         return mean
 
@@ -478,15 +473,15 @@ class Network(Checked):
         """Return jobs whose outputs are what the longest contexts of engines leave of them."""
         if not self.cuts_outputs.any():
             return jobs
-        output = self._outputs_left(jobs).astype(jobs.output.dtype)
+        output = self._outputs_left(jobs, jobs.output)
         declared = jobs.declared
         if declared is not None:
-            declared = np.where(output < jobs.output, output, declared)
+            declared = self._outputs_left(jobs, declared)
         return dataclasses.replace(jobs, output=output, declared=declared)
 
-    def _outputs_left(self, jobs: Jobs) -> Ints:
-        """Return the outputs that longest contexts leave of those of requests."""
-        output = jobs.output.astype(np.int64)
+    def _outputs_left(self, jobs: Jobs, outputs: Ints32) -> Ints32:
+        """Return what longest contexts leave of the outputs of requests, or of those declared."""
+        output = outputs.astype(np.int64)
         received = self.received(jobs)
         pool = self.stage_pool[jobs.stage]
         for index in np.flatnonzero(self.cuts_outputs):
@@ -496,7 +491,7 @@ class Network(Checked):
             # What comes from elsewhere has a token already, which is not in its KV memory yet.
             room = np.maximum(policy.memory.longest_context - received[here] - 1, 0)
             output[here] = np.where(received[here] > 0, np.minimum(output[here], room), most)
-        return output
+        return output.astype(outputs.dtype)
 
     @property
     def reuse_is_certain(self) -> bool:

@@ -110,7 +110,8 @@ class Certificate:
     reason
         One sentence.
     hypotheses
-        Every hypothesis of the conditions that were tried.
+        Every hypothesis of the theorem used, or, where none says anything, of those tried; none at
+        a limit.
     pools
         Load and limits of each pool.
     certified_load
@@ -159,7 +160,7 @@ class Certificate:
     @property
     def bottleneck(self) -> PoolLoad:
         """The pool with the least margin."""
-        return min(self.pools, key=lambda pool: pool.margin)
+        return min(self.pools, key=lambda pool: round(pool.margin, 9))
 
     @property
     def load(self) -> Load:

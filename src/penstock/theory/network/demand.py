@@ -148,7 +148,8 @@ def _load_at(network: Network, visits: Floats, index: int) -> Load | None:
     workload = _law_of(workflow, stage)
     if workload is None or (workflow.means().sampled is not None):
         return None
-    # Elsewhere what never fits blocks a replica, and outputs are cut as a sample of jobs says.
+    # Elsewhere what never fits blocks a replica or is dropped with its job, and outputs are cut as
+    # a sample of jobs says.
     longest = largest(workload.lengths)
     fitting = longest is None or bool(fits(*longest, server).all())
     if not (is_one_server(network) or (fitting and not server.policy.memory.longest_context)):

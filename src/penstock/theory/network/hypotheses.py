@@ -209,13 +209,16 @@ def _ample_memory(network: Network, name: str) -> Hypothesis | None:
 
 def _never_fits(server: Server, longest: tuple[Ints, Ints] | None) -> Hypothesis | None:
     """Say that a request may come which no max batch size lets in; None: none may."""
-    # One server drops it. In a network it is part of a job, so it waits, and so do those behind.
+    # In a network it is part of a job: it waits, and so do those behind, or its job is dropped.
     if longest is None or fits(*longest, server).all():
         return None
     prompt, output = (int(tokens[~fits(*longest, server)][0]) for tokens in longest)
+    what = "would block a replica for ever"
+    if server.memory is not None and server.memory.too_long == "drop":
+        what = "is dropped with its job, of which no theorem here speaks"
     why = (
-        f"a prompt of {prompt:,} tokens with an output of {output:,} never fits, and would block a "
-        "replica for ever; raise the limit, or cut the lengths"
+        f"a prompt of {prompt:,} tokens with an output of {output:,} never fits, and {what}; raise "
+        "the limit, or cut the lengths"
     )
     return Hypothesis(AMPLE, False, why)
 
