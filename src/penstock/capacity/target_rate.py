@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.checking.batch_means import GAP_SECTIONS
+from penstock.checking.check_network import refuse_between_calls
 from penstock.checking.enough_requests import MOST_TIMES_LONGER, estimate, until_known
 from penstock.checking.goodput import goodput
 from penstock.checking.latency import SteadyState, judged
-from penstock.checking.of_network import refuse_between_calls
 from penstock.checking.recordings import recording_notes
 from penstock.checking.targets import Estimate, Judgement, Target, TargetAnswer
 from penstock.errors import InputError

@@ -486,7 +486,7 @@ def check(
 
             return closed_answer(workload, server, requests, limits, progress, certified)
         # The length is refused before the test, not after it.
-        from penstock.checking.of_server import RunAsked, answer_of_server
+        from penstock.checking.check_server import RunAsked, answer_of_server
 
         asked = RunAsked(workload, requests, until, limits, precision)
         checked_of_server(alpha, resolution)
@@ -501,7 +501,7 @@ def check(
         return answer_of_server(server, asked, stability, certificate, estimate_memory, simulated)
     network = as_network("check", workload, server)
     refuse(requests=requests, alpha=alpha, estimate_memory=None if estimate_memory else False)
-    from penstock.checking.of_network import JobsAsked, answer_of_network, flooded
+    from penstock.checking.check_network import JobsAsked, answer_of_network, flooded
 
     # What cannot be done is refused before the test, not after.
 

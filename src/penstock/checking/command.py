@@ -214,7 +214,7 @@ def simulate(
     """Say what happened in one finite run, whatever the theory says."""
     form.check(files_of(scenario))
     chosen = chosen_scenario(scenario, policy, requests, seed)
-    from penstock.checking import answer, json_documents, of_server
+    from penstock.checking import answer, check_server, json_documents
     from penstock.checking.doubt import known_within
     from penstock.checking.notes import load_warnings
     from penstock.checking.recordings import recording_notes
@@ -224,7 +224,7 @@ def simulate(
     from penstock.theory.certificate import certify
     from penstock.theory.kv_blocks import served
 
-    asked = of_server.RunAsked(chosen.workload, chosen.arrivals, chosen.until)  # or refused
+    asked = check_server.RunAsked(chosen.workload, chosen.arrivals, chosen.until)  # or refused
     # The load is said beside the run, where there is one, though no verdict is drawn from it.
     rated = chosen.workload.has_rate
     certificate = certify(chosen.workload, chosen.server) if rated else None
