@@ -54,7 +54,9 @@ class Source:
         since reading them may not end.
         """
         path = checks.path("the name of a file", path)
-        most_gib = MOST_GIB if max_gib is None else max_gib
+        most_gib = MOST_GIB
+        if max_gib is not None:
+            most_gib = max_gib
         checks.number("max_gib", most_gib, 1e-9, 1e6, "GiB", "a file is read into memory")
         source = cls(path, None, most_gib)
         try:
@@ -71,9 +73,8 @@ class Source:
         except InputError:
             raise
         except (OSError, EOFError, ValueError, zlib.error) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise source.fault(
-                f"cannot be read ({first_line(reason)}). Fetch the file again"
+                f"cannot be read ({first_line(_reason(error))}). Fetch the file again"
             ) from None
         if not head:
             raise source.fault("is empty. Fetch the file again")
@@ -89,7 +90,9 @@ class Source:
         name = self.path.name or str(self.path)
         if name == _STANDARD_INPUT:
             return "standard input"
-        return name if name.isprintable() and len(name) <= 80 else shown(name)
+        if name.isprintable() and len(name) <= 80:
+            return name
+        return shown(name)
 
     @property
     def most_bytes(self) -> int:
@@ -103,7 +106,9 @@ class Source:
 
     def open(self) -> BinaryIO:
         """Open the decompressed bytes."""
-        return self.path.open("rb") if self.content is None else io.BytesIO(self.content)
+        if self.content is None:
+            return self.path.open("rb")
+        return io.BytesIO(self.content)
 
     def text(self, newline: str = "") -> io.TextIOWrapper:
         """Open it as text, without a byte order mark."""
@@ -135,7 +140,9 @@ class Source:
 
     def for_polars(self) -> Path | io.BytesIO:
         """Return what a reader of Polars takes."""
-        return self.path if self.content is None else io.BytesIO(self.content)
+        if self.content is None:
+            return self.path
+        return io.BytesIO(self.content)
 
     def blank_lines_at_end(self) -> int:
         """Count the blank lines below the last row."""
@@ -188,17 +195,15 @@ class Source:
         try:
             status = os.stat(self.path)
         except (FileNotFoundError, NotADirectoryError):
-            beside = (
-                [file.name for file in self.path.parent.iterdir()]
-                if self.path.parent.is_dir()
-                else []
-            )
-            close = difflib.get_close_matches(self.path.name, beside, n=1)
-            hint = f"; did you mean {shown(close[0])}?" if close else ". Check the path"
+            neighbours: list[str] = []
+            if self.path.parent.is_dir():
+                neighbours = [file.name for file in self.path.parent.iterdir()]
+            hint = ". Check the path"
+            for close in difflib.get_close_matches(self.path.name, neighbours, n=1):
+                hint = f"; did you mean {shown(close)}?"
             raise self.fault("does not exist" + hint) from None
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise self.fault(f"cannot be looked for ({reason}). Check the path") from None
+            raise self.fault(f"cannot be looked for ({_reason(error)}). Check the path") from None
         if stat.S_ISDIR(status.st_mode):
             raise self.fault("is a directory. Name a file in it")
         if not stat.S_ISREG(status.st_mode):
@@ -218,6 +223,13 @@ class Source:
                     pass
             file.seek(0)
             return self._with(_in_memory(_chunks(gzip.GzipFile(fileobj=file), self, "unpacks to")))
+
+
+def _reason(error: BaseException) -> object:
+    """Return why reading failed, in the words of the system where it has some."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return error
 
 
 def refuse_twice(paths: Iterable[Path]) -> None:

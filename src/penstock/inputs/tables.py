@@ -284,7 +284,9 @@ def _json_object(line: str) -> dict[str, object] | str:
         return (
             f"is {shown(line.strip())}, not a JSON object. Write one object a line, as JSON Lines"
         )
-    return f"has the key {shown(twice[0])} twice. Rename one" if twice else content
+    if twice:
+        return f"has the key {shown(twice[0])} twice. Rename one"
+    return content
 
 
 @dataclass(frozen=True)
@@ -313,8 +315,9 @@ class _Parquet:
         if dtype == pl.Date:
             return column.dt.strftime("%Y-%m-%d 00:00:00")
         if isinstance(dtype, pl.Datetime):
-            utc = column.dt.convert_time_zone("UTC") if dtype.time_zone else column
-            return utc.dt.strftime("%Y-%m-%d %H:%M:%S%.9f")
+            if dtype.time_zone:
+                column = column.dt.convert_time_zone("UTC")
+            return column.dt.strftime("%Y-%m-%d %H:%M:%S%.9f")
         if isinstance(dtype, pl.List):
             return pl.format("[{}]", column.cast(pl.List(pl.String)).list.join(",")).alias(name)
         return column.cast(pl.String)
@@ -340,7 +343,7 @@ def time_column(source: Source, header: Collection[str]) -> str | None:
         )
     if {"layer", "time_us"}.issubset(header):
         raise source.fault("has times of layers, not of batches. Measure whole batches")
-    return units[0] if units else None
+    return next(iter(units), None)
 
 
 def chosen_rows(

@@ -418,7 +418,9 @@ class Run:
 
     def _with_replica(self, replica: Ints, table: pl.DataFrame) -> pl.DataFrame:
         """Put pool and replica, counted over all pools, first; a server has one alone."""
-        return self._replicas(replica[:, 0]).hstack(table) if replica.shape[1] else table
+        if replica.shape[1]:
+            table = self._replicas(replica[:, 0]).hstack(table)
+        return table
 
     @functools.cached_property
     def compositions(self) -> pl.DataFrame:

@@ -31,7 +31,9 @@ class Beginnings:
     ) -> "Beginnings":
         """Return what ``first`` of `Workflow` says."""
         if not isinstance(first, Mapping):
-            return cls({stages[0] if first is None else first: np.inf}, stages)
+            if first is None:
+                first = stages[0]
+            return cls({first: np.inf}, stages)
         reason = "it is a prompt; give each stage another, and one of them null, for all longer"
         limits = {
             stage: np.inf

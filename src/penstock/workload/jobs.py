@@ -129,7 +129,9 @@ class Jobs:
     @property
     def wait_s(self) -> npt.NDArray[np.float64]:
         """Shape (requests,), seconds from release to arrival at the pool if no transfer queues."""
-        return self.delay_s if self.transfer_s is None else self.delay_s + self.transfer_s
+        if self.transfer_s is None:
+            return self.delay_s
+        return self.delay_s + self.transfer_s
 
     def span(self, start: int, stop: int) -> "Jobs":
         """Return the jobs from ``start`` up to ``stop``, as views of these."""

@@ -32,7 +32,9 @@ def closed_loop(chances: Floats, leaves: Bools, forks: Bools | None = None) -> l
     # (places,), where one leads out. Where ``forks`` all paths are taken, so all must; None:
     # nowhere.
     paths = chances > 0
-    every = np.zeros(leaves.size, np.bool_) if forks is None else forks
+    every = np.zeros(leaves.size, np.bool_)
+    if forks is not None:
+        every = forks
     for _ in range(leaves.size):
         out = np.where(every, ~(paths & ~leaves).any(axis=1), (paths & leaves).any(axis=1))
         leaves = leaves | out
@@ -311,7 +313,9 @@ class Routes:
                     )
 
     def _leaving(self, exit_: int) -> str:
-        return "end" if exit_ < 0 else f"come to the join {self.names[exit_]!r}"
+        if exit_ < 0:
+            return "end"
+        return f"come to the join {self.names[exit_]!r}"
 
     @functools.cached_property
     def _inside(self) -> tuple[frozenset[int | None], ...]:
@@ -464,7 +468,8 @@ def _branch(routes: Routes, fork: int, first: int) -> frozenset[int]:
         if stage == fork:
             continue
         ways = {target for target in routes.edges(stage) if not routes.joins[target]}
-        ways |= {routes.closes[stage]} if stage in routes.closes else set()
+        if stage in routes.closes:
+            ways.add(routes.closes[stage])
         left.extend(ways - reached)
         reached |= ways
     return frozenset(reached)

@@ -133,7 +133,9 @@ class Sessions:
         seed
             For everything random; None: its own.
         """
-        arrival, draw, coin = _streams(self.seed if seed is None else checked_seed(seed))
+        if seed is None:
+            seed = self.seed
+        arrival, draw, coin = _streams(checked_seed(seed))
         origin, done = None, 0
         for block in self.arrivals.blocks(arrival):
             origin = block[0] if origin is None else origin
@@ -317,7 +319,9 @@ def _cast(source: Source, table: Table, text: pl.Series, name: str) -> pl.Series
             raise source.fault(f"{where} {problem}")
         value = f"column {shown(name)}: {shown(text[faults[0]])}"
         raise source.fault(f"{where}, {value}, but it must be {meaning}. Correct or delete the row")
-    return number.cast(pl.Int64) if whole else number
+    if whole:
+        number = number.cast(pl.Int64)
+    return number
 
 
 def _chains(rows: pl.DataFrame) -> Jobs:

@@ -40,7 +40,9 @@ class _Interval:
     def change(self, name: str) -> float | None:
         """Return by how much a counter grew, None where one of the two does not say."""
         before, after = self.before.get(name), self.after.get(name)
-        return None if before is None or after is None else max(0.0, after - before)
+        if before is None or after is None:
+            return None
+        return max(0.0, float(after - before))
 
 
 def read_watched(path: str | Path, engine: str | None = None, seed: int = 0) -> Workload:
@@ -124,7 +126,9 @@ def _came(interval: _Interval) -> float:
 
 def _inside(scrape: Said) -> float | None:
     running, waiting = scrape.get("running"), scrape.get("waiting")
-    return None if running is None or waiting is None else running + waiting
+    if running is None or waiting is None:
+        return None
+    return float(running + waiting)
 
 
 def _length(phase: str, intervals: Sequence[_Interval], path: str) -> Length:
@@ -138,7 +142,9 @@ def _length(phase: str, intervals: Sequence[_Interval], path: str) -> Length:
         if count >= 1 and total >= count:
             mean = total / count
             spread = _spread(f"{phase}_spread", intervals)
-            return LogNormal(mean, spread) if spread else Constant(round(mean))
+            if spread is None:
+                return Constant(round(mean))
+            return LogNormal(mean, spread)
     raise InputError(
         f"{path} does not say how long {phase}s are: no request finished while it was recorded; "
         "watch for longer"
@@ -148,7 +154,9 @@ def _length(phase: str, intervals: Sequence[_Interval], path: str) -> Length:
 def _spread(name: str, intervals: Sequence[_Interval]) -> float | None:
     """Return the spread that was said last, None where it is not known or there is none."""
     spreads = [interval.after[name] for interval in intervals if name in interval.after]
-    return spreads[-1] if spreads and spreads[-1] >= _SMALLEST_SPREAD else None
+    if not spreads or spreads[-1] < _SMALLEST_SPREAD:
+        return None
+    return float(spreads[-1])
 
 
 def _notices(names: Sequence[str], intervals: Sequence[_Interval]) -> tuple[str, ...]:

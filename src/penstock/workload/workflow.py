@@ -285,7 +285,9 @@ class Workflow:
         seed
             For everything random; None: the workload's own.
         """
-        arrivals = self.arrivals if seed is None else self.arrivals.with_seed(seed)
+        arrivals = self.arrivals
+        if seed is not None:
+            arrivals = arrivals.with_seed(seed)
         streams = Streams((arrivals.seed, 2), len(self.stages))
         plan, recorded = self._plan, arrivals.prefixes is not None
         at_a_time = self._drawing.at_a_time
@@ -446,7 +448,9 @@ class Workflow:
 
 def _tokens(tokens: int | Length | str) -> int | Length | str:
     """Return tokens as a whole number, not 10.0; distributions and words as they are."""
-    return tokens if isinstance(tokens, Length | str) else int(tokens)
+    if isinstance(tokens, Length | str):
+        return tokens
+    return int(tokens)
 
 
 def _mean_and_most(
