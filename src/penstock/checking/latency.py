@@ -570,7 +570,7 @@ def _of_gaps(run: Run, used: _Used) -> Batches:
         whole = intervals.merged(sections)
         if used.few or not whole.size:
             return Batches.none(whole)
-        return Batches.of_sections(sections, 1 - used.jobs / max(used.count, 1))
+        return Batches.of_sections(sections, (used.count - used.jobs) / max(used.count, 1))
     if used.few:
         return Batches.none(run.gaps)
     rows = recorded(run.rows, "requests").where(slice(used.count - used.jobs, used.count))
