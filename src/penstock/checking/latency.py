@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -212,7 +212,7 @@ def steady_state(
     recorded(run.rows, "requests")
     run = run.served
     used = _Used.of(run, loads)
-    samples = _of_stages(run, used.batch, used.alone)
+    samples = _of_stages(run, used.batch)
     if used.alone:
         of_jobs = [samples[0]["e2e_s"]]
         steady = [samples[0]["ttft_s"], samples[0]["e2e_s"]]
@@ -220,7 +220,7 @@ def steady_state(
         of_jobs = steady = _of_workflows(run, used)
     short = used.shortness(loads, steady)
 
-    names = _Names.of(run)
+    network = run.network
     queues = Queues(run, used.batch, used.jobs, used.relaxation)
 
     def estimated(metric: str, batches: Batches, waits: Waits) -> Statistics:
@@ -231,22 +231,30 @@ def steady_state(
             metric: estimated(metric, batches, queues.of_stage(index, metric, metrics))
             for metric, batches in metrics.items()
         }
-        for index, (name, metrics) in enumerate(zip(names.stages, samples, strict=True))
+        for index, (name, metrics) in enumerate(zip(network.stages, samples, strict=True))
     }
-    workflows = {
-        name: estimated("e2e_s", batches, queues.of_workflow(index))
-        for index, (name, batches) in enumerate(zip(names.workflows, of_jobs, strict=True))
-    }
+    if used.alone:  # a request is a job
+        (workflow,), (stage,) = network.workflows, stages.values()
+        workflows = {workflow.name: stage["e2e_s"]}
+        waits = queues.of_stage(0, "ttft_s", samples[0])
+    else:
+        waits = queues.of_all()
+        workflows = {
+            workflow.name: estimated("e2e_s", batches, queues.of_workflow(index))
+            for index, (workflow, batches) in enumerate(
+                zip(network.workflows, of_jobs, strict=True)
+            )
+        }
     # What one number says of all requests.
     estimates: dict[str, Statistics] = {}
     if len(stages) == 1:
         estimates["ttft_s"] = next(iter(stages.values()))["ttft_s"]
     if used.alone or run.gap_sections:
-        estimates["tbt_s"] = estimated("tbt_s", _of_gaps(run, used), queues.of_all())
+        estimates["tbt_s"] = estimated("tbt_s", _of_gaps(run, used), waits)
     if len(workflows) == 1:
         estimates["e2e_s"] = next(iter(workflows.values()))
     if any(target.metric == "tpot_s" for target in targets):
-        estimates["tpot_s"] = estimated("tpot_s", batched(used.batch, *_tpot(run)), queues.of_all())
+        estimates["tpot_s"] = estimated("tpot_s", batched(used.batch, *_tpot(run)), waits)
     few = []
     if not short:
         few = few_bursts(_by_name(estimates, stages, workflows), confidence, used.jobs, used.unit)
@@ -261,7 +269,7 @@ def steady_state(
             }
             for where, of_priorities in _of_priorities(run, used.batch, queues).items()
         },
-        names.calls,
+        tuple(itertools.compress(network.stages, network.prefill_means > 0)),
         used.jobs,
         used.count - used.jobs,
         confidence,
@@ -270,25 +278,6 @@ def steady_state(
         tuple(few),
         used.relaxation,
     )
-
-
-class _Names(NamedTuple):
-    """What stages and workflows are called."""
-
-    stages: tuple[str, ...]
-    workflows: tuple[str, ...]
-    calls: tuple[str, ...]  # stages that have a prompt
-
-    @classmethod
-    def of(cls, run: Run) -> Self:
-        """Return those of a network; a server has one."""
-        if isinstance(run.system, Server):  # clients who wait for answers have no network
-            name = run.workload.name if run.workload else "workload"
-            return cls((f"{name}.call",), (name,), (f"{name}.call",))
-        network = run.network
-        prompts = network.prefill_means > 0
-        calls = tuple(itertools.compress(network.stages, prompts))
-        return cls(network.stages, tuple(of.name for of in network.workflows), calls)
 
 
 def _checked_loads(rho: npt.ArrayLike | None) -> list[float]:
@@ -532,17 +521,9 @@ def _of_workflows(run: Run, used: _Used) -> list[Batches]:
     return [batched(used.batch, jobs, e2e[jobs]) for jobs in chosen]
 
 
-def _of_stages(run: Run, batch: Ints, alone: bool) -> list[dict[str, Batches]]:
+def _of_stages(run: Run, batch: Ints) -> list[dict[str, Batches]]:
     """Return the samples of each metric at each stage."""
     rows = recorded(run.rows, "requests")
-    if alone:
-        done = np.flatnonzero(rows.finish >= 0)
-        return [
-            {
-                "ttft_s": batched(batch, done, (rows.first_token - rows.arrival)[done]),
-                "e2e_s": batched(batch, done, (rows.finish - rows.arrival)[done]),
-            }
-        ]
     return [
         {
             metric: batched(batch, rows.jobs.job[requests], ticks.astype(np.int64))
@@ -631,7 +612,10 @@ def batched(batch: Ints, job: Ints, ticks: Ints) -> Batches:
     """Put samples into the batches of their jobs, or together if they are too few."""
     of_job = batch[job]
     size = int(batch.max(initial=0)) + 1
-    batches = Batches.of([Distribution.of(ticks[of_job == index]) for index in range(size)])
+    order = np.argsort(of_job, kind="stable")
+    begins = np.searchsorted(of_job[order], np.arange(size))
+    parts = np.split(ticks[order], begins)[1:]  # before them are those left out
+    batches = Batches.of([Distribution.of(part) for part in parts])
     if size == 1 or batches.whole.size < LEAST_REQUESTS:
         return Batches.none(batches.whole)
     return batches
