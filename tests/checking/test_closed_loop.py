@@ -271,3 +271,11 @@ def test_a_run_that_cannot_be_is_refused_before_a_word_of_the_answer(
     result = CliRunner().invoke(command_line([asked[0]]), [asked[0], str(file), *asked[1:]])
     assert said in str(result.exception)
     assert not result.stdout
+
+
+@pytest.mark.parametrize("verb", [ps.check, ps.verdict, ps.certify, ps.max_rate])
+def test_of_a_network_with_clients_is_said_who_tells_its_latency(verb: Any) -> None:
+    network = ps.Network.single(ps.Workload.closed(4, 100, 20), ps.Server(ps.Affine(0.01, 1e-4), 512), 2)
+    with pytest.raises(ps.InputError, match=r"4 clients, .* stable by construction. `penstock.simulate` says"):
+        verb(network, **({"jobs": 100} if verb is ps.check else {}))
+    assert ps.simulate(network, jobs=100).finished == 100

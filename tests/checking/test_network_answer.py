@@ -10,7 +10,8 @@ import polars as pl
 import pytest
 
 import penstock as ps
-from penstock.checking.answer import Answer, check
+from penstock.checking.answer import MOST_JOBS, Answer, check, longer_run
+from penstock.checking.enough_requests import until_known
 from penstock.checking.latency import SteadyState, steady_state
 from penstock.errors import InputError
 from penstock.system.batch_time import Composition
@@ -121,9 +122,30 @@ def test_an_undecided_target_of_a_network_makes_the_run_longer() -> None:
     mean = short.latency.estimates["e2e_s"]["mean"].value
     found = check(network, jobs=2_000, targets=[ps.Target("e2e_s", "mean", 1.001 * mean)], resolution=0.1)  # type: ignore[operator]
     assert found.run.arrived > 2_000
-    precise = check(network, jobs=2_000, precision=0.02, resolution=0.1)
+    precise = check(network, jobs=2_000, precision=0.01, resolution=0.1)
     assert precise.latency is not None
-    assert precise.latency.precision <= 0.02 or precise.run.arrived == 32_000
+    assert short.latency.precision > 0.01
+    assert precise.latency.precision <= 0.01
+    assert 2_000 < precise.run.arrived <= 32_000
+
+
+def test_no_longer_run_is_made_or_told_where_none_would_decide() -> None:
+    """Where no less arrives than is carried, and beyond the jobs that a run may have."""
+    network = single(ps.Server(TP1, 512), replicas=2)
+    made: list[int] = []
+
+    def simulated(jobs: int, _: object) -> ps.Run:
+        made.append(jobs)
+        return ps.simulate(network, jobs=jobs)
+
+    until_known(simulated, 1_000, 16_000, [ps.Target("e2e_s", "p99.9", 1.0)], [1.0])
+    assert made == [1_000]
+    found = check(network, jobs=2_000, resolution=0.1)
+    assert longer_run(found) == 32_000
+    long = dataclasses.replace(found, run=dataclasses.replace(found.run, arrived=9_000_000))
+    assert longer_run(long) == MOST_JOBS
+    longest = dataclasses.replace(found, run=dataclasses.replace(found.run, arrived=MOST_JOBS))
+    assert longer_run(longest) is None
 
 
 @pytest.fixture(scope="module")

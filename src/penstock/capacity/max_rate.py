@@ -16,7 +16,7 @@ from penstock.capacity.target_rate import (
     refuse_if_never,
     target_rate,
 )
-from penstock.checking.check_network import MOST_JOBS
+from penstock.checking.answer import MOST_JOBS
 from penstock.checking.check_server import RunAsked
 from penstock.checking.stability import RECORDED, Stability
 from penstock.checking.targets import Target, parsed_targets, refuse_gaps_of_one_token

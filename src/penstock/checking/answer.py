@@ -25,7 +25,7 @@ from penstock.simulation.progress import Progress, part_of
 from penstock.simulation.quick import MemoryEstimate
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
-from penstock.system.kinds import as_network, refuse, refuse_of_clients
+from penstock.system.kinds import OfSystem, as_network, refuse, refuse_of_clients
 from penstock.system.outages import Outage, listed
 from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
@@ -46,13 +46,16 @@ ROWS_UP_TO = 1_000_000
 intervals.
 """
 
+MOST_JOBS = 10_000_000
+"""Of a run of a network: each keeps a row per request in memory."""
+
 _FIRST_REQUESTS = 300
 # Of the work, for the progress bar: the test of a server, and that of a network.
 _TEST_SHARE, _FLOOD_SHARE = 0.2, 0.5
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Answer(Shown):
+class Answer(OfSystem, Shown):
     """What is known about a system: theorem, test and run side by side.
 
     Attributes
@@ -101,34 +104,6 @@ class Answer(Shown):
     kv_doubt: str = ""
 
     @property
-    def alone(self) -> bool:
-        """Whether it is of a workload on one server."""
-        return isinstance(self.system, tuple)
-
-    @property
-    def workload(self) -> Workload:
-        """What arrives at the server."""
-        return self._of_server[0]
-
-    @property
-    def server(self) -> Server:
-        """What serves it."""
-        return self._of_server[1]
-
-    @property
-    def _of_server(self) -> tuple[Workload, Server]:
-        if isinstance(self.system, tuple):
-            return self.system
-        raise InputError("this answer is about a network, which has `pools` and `workflows`")
-
-    @functools.cached_property
-    def network(self) -> "Network":
-        """The network; a workload on a server is short for one pool and one workflow."""
-        from penstock.system.network import Network
-
-        return self.system if isinstance(self.system, Network) else Network.single(*self.system)
-
-    @property
     def verdict(self) -> str:
         """Both in one word: ``contradiction``, or what the theorem says, or where it says nothing
         the test; ``undecided`` where other batch times that may be true give another.
@@ -171,7 +146,7 @@ class Answer(Shown):
         test = self.stability
         if test is None or {certificate.verdict, test.verdict} != {"stable", "unstable"}:
             return None
-        audited = "; audit a run to find out" if self.alone else ""
+        audited = "" if self.is_network else "; audit a run to find out"
         if certificate.trusted:
             cause = (
                 f"in doubt is what was taken on trust: {', '.join(certificate.trusted)}{audited}"
@@ -182,6 +157,11 @@ class Answer(Shown):
             )
         both = f"{certificate.theorem} says {certificate.verdict}, but the test says {test.verdict}"
         return f"{both} ({test.reason}); {cause}"
+
+    @property
+    def unit(self) -> str:
+        """What arrives is counted in."""
+        return "jobs" if self.is_network else "requests"
 
     @property
     def tested(self) -> Stability:
@@ -291,7 +271,7 @@ class Answer(Shown):
 
     def next_step(self, file: str) -> str | None:
         """Return what to do about targets that are not met, or too much load, or None."""
-        if self.latency_refused and not self.alone:
+        if self.latency_refused and self.is_network:
             return self._less_load_of_pools()
         if self.verdict == "unstable" and not self.targets:
             return self._less_load(file)
@@ -302,9 +282,9 @@ class Answer(Shown):
             longer = longer_run(self)
             if longer is None:
                 return left_open(self)
-            count = f"--{'requests' if self.alone else 'jobs'} {longer}"
+            count = f"--{self.unit} {longer}"
             return f"a longer run may decide it: `penstock check {file} {count} {targets}`"
-        if not self.alone:
+        if self.is_network:
             return "more replicas, other limits or less load may meet it"
         return (
             f"`penstock recommend {file} {targets}` looks for limits with which this server meets "
@@ -360,18 +340,18 @@ def longer_run(answer: Answer) -> int | None:
     """Return how many requests or jobs may decide what a run left open; None: no longer one is
     kept.
     """
-    longer = MOST_TIMES_LONGER * answer.run.arrived
-    if answer.alone:
-        longer = min(longer, most_requests(answer.workload))
+    most = MOST_JOBS
+    if not answer.is_network:
+        most = most_requests(answer.workload)
     elif answer.network.ends:
-        longer = answer.run.arrived
+        most = 0
+    longer = min(MOST_TIMES_LONGER * answer.run.arrived, most)
     return longer if longer > answer.run.arrived else None
 
 
 def left_open(answer: Answer) -> str:
     """Say that no run decides a target."""
-    unit = "requests" if answer.alone else "jobs"
-    return f"{answer.run.arrived:,} {unit} leave it open, and no longer run is kept"
+    return f"{answer.run.arrived:,} {answer.unit} leave it open, and no longer run is kept"
 
 
 @overload

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from penstock import checks
-from penstock.checking.answer import Answer, latency_warnings, no_steady_state
+from penstock.checking.answer import MOST_JOBS, Answer, latency_warnings, no_steady_state
 from penstock.checking.batch_means import GAP_SECTIONS
 from penstock.checking.doubt_network import beyond_rows_of_network, doubt_of_network
 from penstock.checking.enough_requests import MOST_TIMES_LONGER, checked_precision, until_known
@@ -25,9 +25,6 @@ from penstock.system.network import Network, own_seed
 from penstock.system.outages import Outage, checked_outages
 from penstock.system.prefix_cache import network_notes
 from penstock.theory.certificate import Certificate
-
-MOST_JOBS = 10_000_000
-"""Of a run of a network: each keeps a row per request in memory."""
 
 _RUN_SHARE = 0.5  # of the work, where there are outages, for the progress bar
 

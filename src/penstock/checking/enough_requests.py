@@ -85,8 +85,6 @@ def estimate(
 
     if rho is None:
         rho = 1 / (1 - min(verdict(workload, server, seed=workload.seed).drift, _MOST_DRIFT))
-    if rho >= 1 or (precision is None and not targets):
-        budget = begin
     return until_known(
         simulated, begin, budget, targets, [rho], precision, confidence=confidence,
         progress=progress,
@@ -108,6 +106,9 @@ def until_known(
 
     ``rho`` is that of each pool; None: not known.
     """
+    # Nothing more is told where no less arrives than is carried.
+    if (precision is None and not targets) or max(rho or [0.0]) >= 1:
+        budget = begin
     # Who looks several times is wrong more often, so each interval has the confidence
     # 1 - (1 - confidence) / looks, and all looks together the one asked for (Bonferroni).
     looks = 1 + math.ceil(math.log2(budget / begin))

@@ -57,10 +57,9 @@ def head_of_answer(answer: Answer, scenario: Scenario | None) -> list[Line]:
             f"{at} {metric}": s for metric, places in shown.items() for at, s in places.items()
         }
         enough = enough_for_bursts(_shown(every), of.confidence, of.jobs)
-    if enough is None or (answer.alone and enough > most_requests(answer.workload)):
+    if enough is None or (not answer.is_network and enough > most_requests(answer.workload)):
         return _fitted(lines, texts, mind, rests_on, "")
-    unit = "requests" if answer.alone else "jobs"
-    return _fitted(lines, texts, mind, rests_on, f"--{unit} {enough}")
+    return _fitted(lines, texts, mind, rests_on, f"--{answer.unit} {enough}")
 
 
 def head_of_clients(answer: ClosedAnswer, scenario: Scenario | None) -> list[Line]:
@@ -186,13 +185,15 @@ def _of_targets(answer: Answer) -> list[Line]:
     word, texts = said_of_targets(answer.targets)
     if word == "missed":
         remedy = "more replicas, other limits or less load may meet them"
-        if answer.alone:
+        if not answer.is_network:
             remedy = "`penstock recommend` looks for limits that meet them, `plan` for a fleet"
         texts.append(remedy)
     elif word == "undecided":
         longer = longer_run(answer)
-        unit = "requests" if answer.alone else "jobs"
-        texts.append(f"a longer run may decide: --{unit} {longer}" if longer else left_open(answer))
+        told = left_open(answer)
+        if longer:
+            told = f"a longer run may decide: --{answer.unit} {longer}"
+        texts.append(told)
     return [Line(word, f"{'; '.join(texts)}.", judges=True)]
 
 
@@ -211,8 +212,8 @@ def _to_mind(answer: Answer) -> list[Line]:
     run = answer.run
     if answer.kv_doubt:
         said.append(answer.kv_doubt)
-    said += _lost(run, 1 - answer.certificate.load.work.share if answer.alone else 0.0)
-    if answer.alone:
+    said += _lost(run, 1 - answer.certificate.load.work.share if not answer.is_network else 0.0)
+    if not answer.is_network:
         again = run.recomputed_tokens / max(run.started_tokens, 1)
         if again > _COSTS:
             said.append(
@@ -240,7 +241,7 @@ def _rests_on(answer: Answer, scenario: Scenario | None) -> list[Line]:
         agrees = test is not None and test.verdict == certificate.verdict
         said.append("a theorem and a simulation that agree" if agrees else "the theorem alone")
     measured = None
-    if answer.alone:
+    if not answer.is_network:
         measured = answer.certificate.measured
     elif answer.bottleneck.found_share is not None:
         measured = answer.bottleneck.rho

@@ -43,7 +43,7 @@ def answer_as_dict(answer: "Answer") -> dict[str, Any]:
             "confidence": steady.confidence,
         },
         "targets": [target.as_dict() for target in answer.targets],
-        **(_places(answer) if not answer.alone else {}),
+        **(_places(answer) if answer.is_network else {}),
         "outages": [window.as_dict() for window in answer.outages],
         "calibration": answer.calibration and answer.calibration.as_dict(),
         "disagreement": answer.disagreement,
@@ -75,7 +75,7 @@ def _places(answer: "Answer") -> dict[str, Any]:
 def _load_of_answer(answer: "Answer") -> dict[str, Any]:
     """Return the load of a server, or of the pool of a network with the least margin."""
     certificate = answer.certificate
-    if answer.alone:
+    if not answer.is_network:
         return load_as_dict(certificate)
     bottleneck = answer.bottleneck
     return {

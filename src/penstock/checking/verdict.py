@@ -105,6 +105,7 @@ def verdict(
         )
     network = as_network("verdict", workload, server)
     refuse(alpha=alpha, most_arrivals=most_arrivals)
+    network.check_rates()
     from penstock.checking.flood_test import flood_test
 
     resolution = checked_of_network(resolution)

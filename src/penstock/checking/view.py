@@ -53,7 +53,7 @@ _HIGHLIGHTS = ("p50", "p99")  # statistics in the table of several policies
 
 def answer_page(answer: Answer, scenario: Scenario | None = None) -> Page:
     """Show an answer: verdicts first."""
-    if answer.alone:
+    if not answer.is_network:
         name = answer.server.policy.name
         heading = heading_of_server(answer.workload, answer.server, name)
         sections = _sections_of_server(answer, scenario)

@@ -12,6 +12,7 @@ from penstock.fields import Range
 from penstock.scenario.server import ServerSection
 from penstock.scenario.workload import WorkloadSection
 from penstock.system.batch_time_file import BatchTimeFile
+from penstock.system.kinds import OfSystem
 from penstock.system.server import Server
 from penstock.workload.arrivals import MOST_ARRIVALS
 from penstock.workload.workload import Workload
@@ -63,7 +64,7 @@ class _Document(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class Scenario:
+class Scenario(OfSystem):
     """What a scenario file describes, ready to use."""
 
     name: str  # the file's
@@ -81,36 +82,8 @@ class Scenario:
     outages: "tuple[Outage, ...]" = ()  # replicas that die and come back while it is simulated
 
     @property
-    def is_network(self) -> bool:
-        """Whether it describes pools and workflows."""
-        return not isinstance(self.system, tuple)
-
-    @property
-    def workload(self) -> Workload:
-        """What arrives at the server."""
-        return self._of_server[0]
-
-    @property
-    def server(self) -> Server:
-        """What serves it."""
-        return self._of_server[1]
-
-    @property
-    def _of_server(self) -> tuple[Workload, Server]:
-        if isinstance(self.system, tuple):
-            return self.system
-        raise InputError(
-            f"{self.file} describes a network, not a server; ask `penstock check {self.file}`"
-        )
-
-    @property
-    def network(self) -> "Network":
-        """The network; a workload and a server are short for one pool and one workflow."""
-        from penstock.system.network import Network
-
-        if isinstance(self.system, Network):
-            return self.system
-        return Network.single(*self.system)
+    def _has_no_server(self) -> str:
+        return f"{self.file} describes a network, not a server; ask `penstock check {self.file}`"
 
 
 def read_scenario(path: str | Path) -> Scenario:

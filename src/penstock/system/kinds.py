@@ -1,5 +1,6 @@
 """One question, two kinds of system: a workload on a server, or a network."""
 
+import functools
 from typing import TYPE_CHECKING
 
 from penstock import checks
@@ -9,6 +10,46 @@ from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:
     from penstock.system.network import Network
+
+
+class OfSystem:
+    """What is about a system: a network, or a workload and a server, which are short for one."""
+
+    system: "Network | tuple[Workload, Server]"
+
+    @property
+    def is_network(self) -> bool:
+        """Whether the system is described as pools and workflows."""
+        return not isinstance(self.system, tuple)
+
+    @property
+    def workload(self) -> Workload:
+        """What arrives at the server."""
+        return self._of_server[0]
+
+    @property
+    def server(self) -> Server:
+        """What serves it."""
+        return self._of_server[1]
+
+    @property
+    def _of_server(self) -> "tuple[Workload, Server]":
+        if isinstance(self.system, tuple):
+            return self.system
+        raise InputError(self._has_no_server)
+
+    @property
+    def _has_no_server(self) -> str:
+        """What to say where a server is asked for."""
+        return "this is about a network, which has `pools` and `workflows`, and not one server"
+
+    @functools.cached_property
+    def network(self) -> "Network":
+        """The network; a workload and a server are short for one pool and one workflow."""
+        from penstock.system.network import Network  # questions about a server need not wait for it
+
+        return Network.single(*self.system) if isinstance(self.system, tuple) else self.system
+
 
 _REFUSED = {
     "jobs": "a server has requests, not jobs; give requests=...",

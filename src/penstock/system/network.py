@@ -378,8 +378,15 @@ class Network(Checked):
 
     def check_rates(self) -> None:
         """Raise an `InputError` if a workflow has no arrival rate: the jobs it has recorded all
-        begin at once.
+        begin at once, or come from clients who wait for their answers.
         """
+        if self.loop is not None:
+            raise InputError(
+                f"the jobs of {self.workflows[0].name} come from {self.loop.pace}, who send them "
+                "as fast as they are answered: there is no arrival rate, and it is stable by "
+                "construction. `penstock.simulate` says at what latency; for what needs a rate "
+                "give arrivals that have one (poisson)"
+            )
         for workflow in self.workflows:
             if not workflow.rate > 0:
                 raise InputError(
