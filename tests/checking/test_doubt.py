@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.checking.doubt import doubt_of_server
-from penstock.checking.doubt_network import doubt_of_network
+from penstock.checking.doubt import doubt_of
 from penstock.checking.head import BECAUSE, MIDDLE
 from penstock.scenario.server import ServerSection
 from penstock.system.batch_time import Affine, Composition
@@ -32,7 +31,7 @@ def workload(rate: float) -> ps.Workload:
 
 def test_nothing_is_said_of_batch_times_that_were_not_calibrated() -> None:
     plain = ps.Server(Affine(0.01, 1e-4), 1024, None, "sarathi")
-    assert doubt_of_server(workload(10), plain) is None
+    assert doubt_of((workload(10), plain)) is None
 
 
 @pytest.mark.parametrize(("rate", "verdict"), [(20, "stable"), (200, "unstable")])
@@ -92,7 +91,7 @@ def test_a_verdict_that_flips_within_the_interval_is_undecided_and_each_end_has_
 
 
 def test_more_uncertainty_widens_the_interval_around_the_same_limit() -> None:
-    narrow, wide = (doubt_of_server(workload(20), server(spread)) for spread in (0.02, 0.2))
+    narrow, wide = (doubt_of((workload(20), server(spread))) for spread in (0.02, 0.2))
     assert narrow is not None
     assert wide is not None
     usual = ps.certify(workload(20), server(0.1)).max_rate
@@ -137,7 +136,7 @@ def test_a_network_of_one_has_the_ends_of_its_server_and_pools_that_are_exact_ha
     w, s = shaped(1.0)
     near = w.with_rate(0.8 * ps.certify(w, s).max_rate)
     answer = ps.check(ps.Network.single(near, s), jobs=200, resolution=0.1)
-    alone = doubt_of_server(near, s)
+    alone = doubt_of((near, s))
     assert answer.verdict == "undecided"
     assert answer.calibration is not None
     assert alone is not None
@@ -145,7 +144,7 @@ def test_a_network_of_one_has_the_ends_of_its_server_and_pools_that_are_exact_ha
     assert answer.as_dict()["calibration"]["slow"] == "unstable"
     assert answer.page().verdicts[0].source == BECAUSE
     exact = ps.Server(Affine(0.01, 1e-4), 1024, None, "sarathi")
-    assert doubt_of_network(ps.Network.single(workload(10), exact)) is None
+    assert doubt_of(ps.Network.single(workload(10), exact)) is None
 
 
 def test_pools_go_by_their_own_limit_and_are_slow_at_once() -> None:
@@ -158,7 +157,7 @@ def test_pools_go_by_their_own_limit_and_are_slow_at_once() -> None:
         {"first": ps.Stage("shape", 1500, 300, then="second"), "second": ps.Stage("exact", 100, 100)},
     )
     exact = ps.Server(Affine(1e-3, 1e-6), 1024, None, "sarathi")
-    doubt = doubt_of_network(ps.Network({"shape": ps.Pool(s), "exact": ps.Pool(exact)}, [flow]))
+    doubt = doubt_of(ps.Network({"shape": ps.Pool(s), "exact": ps.Pool(exact)}, [flow]))
     assert doubt is not None
     assert doubt.load == pytest.approx((0.9 / 1.4, 0.9 * 1.4), rel=0.02)
     assert (doubt.slow.verdict, doubt.fast.verdict) == ("unstable", "stable")

@@ -46,7 +46,7 @@ def region(
     chosen = chosen_scenario(scenario, policy)
     progress.announce_compilation()
     from penstock.capacity.view import region_page
-    from penstock.checking.doubt import known_within, reach_of_server
+    from penstock.checking.doubt import known_within, reach_of
     from penstock.simulation.quick import memory_is_full
     from penstock.system.prefix_cache import front_notes
     from penstock.theory.operating_point import operating_point
@@ -60,11 +60,11 @@ def region(
 
         chart = region_chart(found.region, found.point, found.own, about=about(chosen))
         form.draw({"region": chart})
-    reach = reach_of_server(chosen.workload, chosen.server)
+    reach = reach_of((chosen.workload, chosen.server))
     notes = front_notes(chosen.workload, chosen.server)
     document = found.as_dict() | {
         "calibration": reach and {"load": list(reach.load), "max_rate": list(reach.max_rate)},
-        "warnings": [*known_within(chosen.workload, chosen.server), *notes],
+        "warnings": [*known_within((chosen.workload, chosen.server)), *notes],
     }
     form.show(region_page(found, chosen), document)
 
@@ -150,7 +150,7 @@ def _max_rate(
         {
             name: [
                 *within_ends(found[name]),
-                *beyond_rows(chosen.workload, server),
+                *beyond_rows((chosen.workload, server)),
                 *front_notes(chosen.workload, server),
             ]
             for name, server in servers.items()
@@ -173,7 +173,7 @@ def _max_load(
     """Find what a network carries, as it is or in each variant that is asked for."""
     from penstock.capacity import max_rate as search
     from penstock.capacity.view import max_load_page, within_ends
-    from penstock.checking.doubt_network import beyond_rows_of_network
+    from penstock.checking.doubt import beyond_rows
     from penstock.system.network import own_seed
 
     networks = chosen_variants(chosen, axes)
@@ -191,7 +191,7 @@ def _max_load(
         {
             name: [
                 *within_ends(found[name]),
-                *beyond_rows_of_network(network),
+                *beyond_rows(network),
                 *_front_notes(network),
             ]
             for name, network in networks.items()

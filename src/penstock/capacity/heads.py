@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from penstock.capacity.max_rate import SIMULATION, MaxLoad, MaxRate
 from penstock.capacity.recommendation import Recommendation
-from penstock.checking.doubt import reach_of_server
+from penstock.checking.doubt import reach_of
 from penstock.checking.head import asked_of_network, asked_of_server, doubted, share_of
 from penstock.checking.head_of_answer import said_of_targets
 from penstock.checking.view import contradictions
@@ -184,7 +184,7 @@ def head_of_recommendation(found: Recommendation, scenario: Scenario) -> list[Li
 def head_of_region(point: OperatingPoint, scenario: Scenario) -> list[Line]:
     """Say whether any scheduler may carry the load, and what limits them all."""
     policy = scenario.server.policy.name
-    reach = reach_of_server(scenario.workload, scenario.server)
+    reach = reach_of((scenario.workload, scenario.server))
     word = "inside" if point.inside else "outside"
     text = (
         f"{point.arrival_rate:,.4g} {_RATE} arrive, {share_of(1 - point.margin)} of "

@@ -18,7 +18,7 @@ from penstock.capacity.recommendation import (
     bargain,
 )
 from penstock.checking.answer import ROWS_UP_TO, check, longer_run
-from penstock.checking.doubt import doubt_of_server
+from penstock.checking.doubt import doubt_of
 from penstock.checking.enough_requests import estimate
 from penstock.checking.latency import judged
 from penstock.checking.targets import Target, parsed_targets, refuse_gaps_of_one_token
@@ -148,7 +148,7 @@ def recommend(
         with_plugin=_with_plugin(measured, chosen, decided, workload.rate),
         overload=_overload(chosen, measured[0], workload.rate),
         trade=_trade(usable(), chosen, decided),
-        calibration=doubt_of_server(workload, chosen.server),
+        calibration=doubt_of((workload, chosen.server)),
     )
 
 

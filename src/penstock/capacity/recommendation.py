@@ -192,7 +192,7 @@ class Recommendation:
             return []
         said = self.calibration.reason(self.recommended.answer.verdict)
         return [
-            *beyond_rows(self.recommended.answer.workload, self.recommended.server),
+            *beyond_rows((self.recommended.answer.workload, self.recommended.server)),
             f"With {self.recommended.name}, {said}. Candidates are compared with the middle batch "
             "times.",
         ]

@@ -52,7 +52,7 @@ def region_page(point: OperatingPoint, scenario: Scenario) -> Page:
         title=scenario.name,
         heading=heading_of_server(scenario.workload, scenario.server, policy),
         notes=[
-            *known_within(scenario.workload, scenario.server),
+            *known_within((scenario.workload, scenario.server)),
             *front_notes(scenario.workload, scenario.server),
         ],
         head=head_of_region(point, scenario),

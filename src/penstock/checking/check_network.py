@@ -9,7 +9,7 @@ import numpy as np
 from penstock import checks
 from penstock.checking.answer import MOST_JOBS, Answer, latency_warnings, no_steady_state
 from penstock.checking.batch_means import GAP_SECTIONS
-from penstock.checking.doubt_network import beyond_rows_of_network, doubt_of_network
+from penstock.checking.doubt import beyond_rows, doubt_of
 from penstock.checking.enough_requests import MOST_TIMES_LONGER, checked_precision, until_known
 from penstock.checking.latency import SteadyState, judged, steady_state
 from penstock.checking.outages import OutageWindow, outage_windows
@@ -139,10 +139,10 @@ def answer_of_network(
         run,
         latency,
         targets=tuple(judged(target, latency) for target in asked.targets),
-        front=(*beyond_rows_of_network(network), *network_notes(network)),
+        front=(*beyond_rows(network), *network_notes(network)),
         warnings=tuple(dict.fromkeys(warnings)),
         outages=windows,
-        calibration=doubt_of_network(network, asked.seed, resolution),
+        calibration=doubt_of(network, asked.seed, resolution),
     )
 
 

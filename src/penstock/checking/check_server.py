@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from penstock.checking.answer import ROWS_UP_TO, Answer, latency_warnings, no_steady_state
-from penstock.checking.doubt import beyond_rows, doubt_of_server
+from penstock.checking.doubt import beyond_rows, doubt_of
 from penstock.checking.enough_requests import checked_precision, estimate
 from penstock.checking.latency import SteadyState, judged
 from penstock.checking.notes import kv_notes, load_warnings, memory_warnings
@@ -102,12 +102,12 @@ def answer_of_server(
         front=(
             *doubts_of(workload, server),
             *recorded,
-            *beyond_rows(workload, server),
+            *beyond_rows((workload, server)),
             *cache_notes(workload, server),
             *kv,
         ),
         full=full,
-        calibration=doubt_of_server(workload, server),
+        calibration=doubt_of((workload, server)),
         unsteady=unsteady,
         kv_doubt=kv_doubt,
     )

@@ -155,7 +155,7 @@ def closed_answer(
     kept = recorded(run.rows, "requests")
     told = kept.where(slice(max(kept.finish.size - clients, 0)))
     latency = steady_state(dataclasses.replace(run, rows=told), targets=targets)
-    front = [*front_notes(workload, server), *beyond_rows(workload, server)]
+    front = [*front_notes(workload, server), *beyond_rows((workload, server))]
     return ClosedAnswer(
         workload,
         server,

@@ -245,7 +245,7 @@ def simulate(
     if certificate is not None:
         certificate = certificate.with_found(run.found_share, run.server)
         recorded, _ = recording_notes(chosen.workload, certificate)
-        front = [*known_within(chosen.workload, run.server), *recorded, *front]
+        front = [*known_within((chosen.workload, run.server)), *recorded, *front]
         warnings = load_warnings(certificate.load, chosen.server)
         load = json_documents.load_as_dict(certificate)
     warnings = [*unsaid(chosen.workload.notices, front), *warnings]

@@ -8,17 +8,27 @@ said what that hides.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.checking.verdict import verdict
+from penstock.checking.verdict import RESOLUTION_OF_NETWORKS, verdict
+from penstock.simulation.progress import silent
 from penstock.simulation.simulate import RunOptions, run_server
 from penstock.system.server import Server
-from penstock.theory.certificate import certify
-from penstock.theory.ends import Ends, known_of, server_ends
+from penstock.theory.certificate import Certificate, certify
+from penstock.theory.ends import Ends, known_of, network_ends, server_ends
 from penstock.words import METRICS
 from penstock.workload.workload import ClosedLoop, Workload
+
+if TYPE_CHECKING:
+    from penstock.system.network import Network
+
+    System = Network | tuple[Workload, Server]
+    _Known = tuple[Ends[Any], Certificate, Certificate]
+
 
 _REQUESTS = 1_000  # of a run that says how far latencies move
 
@@ -103,29 +113,133 @@ class Doubt:
         }
 
 
-def doubt_of_server(workload: Workload, server: Server) -> Doubt | None:
-    """Return what is not known of a server's batch times; None where they are taken as exact."""
-    ends = server_ends(workload, server)
-    if ends is None:
+class Reach(NamedTuple):
+    """Between which loads a system lies, and rates that no policy exceeds; both in words; and
+    whether they are those of a prefix cache that keeps everything.
+    """
+
+    load: Interval
+    max_rate: Interval
+    words: str
+    unit: str  # of the rates
+    cached: bool = False
+
+    @property
+    def undecided(self) -> bool:
+        """Whether some batch times that may be true are overloaded, and others not."""
+        return self.load.low < 1 <= self.load.high
+
+
+def doubt_of(
+    system: "System", seed: int | None = None, resolution: float | None = None
+) -> Doubt | None:
+    """Return what is not known of a system's batch times; None where they are taken as exact."""
+    known = _ends(system)
+    if known is None:
         return None
-    slow, fast = (end_of_server(workload, one) for one in (ends.slow, ends.fast))
-    reach = _reach(workload, ends)
+    ends, *certificates = known
+    slow, fast = (
+        end_of(one, certificate, seed, resolution)
+        for one, certificate in zip((ends.slow, ends.fast), certificates, strict=True)
+    )
+    reach = _reach(ends.origin, *certificates)
+    latency: dict[str, Interval] = {}
+    if isinstance(system, tuple) and slow.verdict == "stable":
+        workload, server = system
+        latency = _factors(workload, server, [one for _, one in ends.others], ends.quantiles)
     return Doubt(
         max_rate=reach.max_rate,
         load=reach.load,
-        latency=_factors(workload, server, ends) if slow.verdict == "stable" else {},
+        latency=latency,
         slow=slow,
         fast=fast,
         origin=ends.origin,
         calibrated=ends.calibrated,
+        unit=reach.unit,
         cached=reach.cached,
     )
 
 
-def beyond_rows(workload: Workload, server: Server) -> list[str]:
-    """Say what is asked of a server's batch times that no row has seen, in a sentence or none."""
-    said = beyond(server, workload.mean_prompt, workload.mean_output)
-    return [f"Batch times are extrapolated: {'; '.join(said)}."] if said else []
+def reach_of(system: "System") -> Reach | None:
+    """Return between which loads a system lies; None where its batch times are taken as exact."""
+    known = _ends(system)
+    if known is None:
+        return None
+    ends, *certificates = known
+    return _reach(ends.origin, *certificates)
+
+
+def _ends(system: "System") -> "_Known | None":
+    """Return the slow and the fast end of a system, and what theory says of both."""
+    if not isinstance(system, tuple):
+        return _ends_of_network(system)
+    workload, server = system
+    ends = server_ends(workload, server)
+    if ends is None:
+        return None
+    slow, fast = (workload, ends.slow), (workload, ends.fast)
+    others = [(workload, other) for other in ends.others]
+    of_system = Ends(slow, fast, ends.origin, ends.calibrated, others, ends.quantiles)
+    return of_system, certify(*slow), certify(*fast)
+
+
+@functools.lru_cache(maxsize=4)  # the first lines of an answer say it, then the doubt, then a page
+def _ends_of_network(network: "Network") -> "_Known | None":
+    ends = network_ends(network)
+    return None if ends is None else (ends, certify(ends.slow), certify(ends.fast))
+
+
+def _reach(origin: str, slow: Certificate, fast: Certificate) -> Reach:
+    """Return between which loads a system lies, by what theory says of its ends."""
+    rates, unit = Interval(slow.max_rate, fast.max_rate), "requests/s"
+    if not slow.of_server:
+        rates, unit = Interval(slow.max_load, fast.max_load), "times this load"
+    load = Interval(1 / fast.max_load, 1 / slow.max_load)
+    cached = any(pool.rho_without_cache is not None for pool in slow.pools)
+    return Reach(load, rates, in_words(load, rates, unit, origin, cached), unit, cached)
+
+
+def end_of(
+    system: "System",
+    certificate: Certificate,
+    seed: int | None = None,
+    resolution: float | None = None,
+) -> End:
+    """Return what a theorem says, or else the test; nothing where all jobs are recorded."""
+    if certificate.verdict != "unknown" or (not isinstance(system, tuple) and system.ends):
+        return End(certificate.verdict, certificate.theorem)
+    if isinstance(system, tuple):
+        workload, server = system
+        return End(verdict(workload, server, seed=workload.seed).verdict, None)
+    from penstock.checking.flood_test import flood_test
+    from penstock.system.network import own_seed
+
+    seed = own_seed(system.workflows[0]) if seed is None else seed
+    # One flood: an end so near its limit that it stays level is undecided, and soon known to be.
+    test = flood_test(system, resolution or RESOLUTION_OF_NETWORKS, seed, None, silent, tries=1)
+    return End(test.verdict, None)
+
+
+def beyond_rows(system: "System") -> list[str]:
+    """Say what is asked of batch times that no row has seen, in a sentence for each pool."""
+    if isinstance(system, tuple):
+        workload, server = system
+        extrapolated = beyond(server, workload.mean_prompt, workload.mean_output)
+        return [f"Batch times are extrapolated: {'; '.join(extrapolated)}."] if extrapolated else []
+    model = system.model()
+    notes = []
+    for place, (name, pool) in enumerate(system.pools.items()):
+        here = (model.pool == place) & (model.visits > 0)
+        extrapolated = [
+            what
+            for prompt, decode in zip(model.prefill[here], model.decode[here], strict=True)
+            for server, _ in pool.servers
+            for what in beyond(server, float(prompt), float(decode))
+        ]
+        if extrapolated:
+            said = "; ".join(dict.fromkeys(extrapolated))
+            notes.append(f"Batch times of pool {name} are extrapolated: {said}.")
+    return notes
 
 
 def beyond(server: Server, prompt: float, output: float) -> list[str]:
@@ -139,42 +253,12 @@ def beyond(server: Server, prompt: float, output: float) -> list[str]:
     return known.seen.beyond(server.policy.name, prompt, output, running)
 
 
-class Reach(NamedTuple):
-    """Between which loads a system lies, and rates that no policy exceeds; both in words; and
-    whether they are those of a prefix cache that keeps everything.
-    """
-
-    load: Interval
-    max_rate: Interval
-    words: str
-    cached: bool = False
-
-    @property
-    def undecided(self) -> bool:
-        """Whether some batch times that may be true are overloaded, and others not."""
-        return self.load.low < 1 <= self.load.high
-
-
-def reach_of_server(workload: Workload, server: Server) -> Reach | None:
-    """Return between which loads a server lies; None where its batch times are taken as exact."""
-    ends = server_ends(workload, server)
-    return None if ends is None else _reach(workload, ends)
-
-
-def _reach(workload: Workload, ends: Ends[Server]) -> Reach:
-    slow, fast = (certify(workload, one) for one in (ends.slow, ends.fast))
-    rates = Interval(slow.max_rate, fast.max_rate)
-    load = Interval(workload.rate / rates.high, workload.rate / rates.low)
-    cached = slow.rho_at_least is not None
-    return Reach(load, rates, in_words(load, rates, "requests/s", ends.origin, cached), cached)
-
-
-def known_within(workload: Workload, server: Server) -> list[str]:
-    """Say what is unknown of a server's batch times: what no row has seen, and the load's range."""
+def known_within(system: "System") -> list[str]:
+    """Say what is unknown of a system's batch times: what no row has seen, and the load's range."""
     # Where no verdict says it.
-    reach = reach_of_server(workload, server)
+    reach = reach_of(system)
     said = [] if reach is None else [f"{reach.words[0].upper()}{reach.words[1:]}."]
-    return [*beyond_rows(workload, server), *said]
+    return [*beyond_rows(system), *said]
 
 
 def in_words(load: Interval, max_rate: Interval, unit: str, origin: str, cached: bool) -> str:
@@ -186,27 +270,21 @@ def in_words(load: Interval, max_rate: Interval, unit: str, origin: str, cached:
     )
 
 
-def end_of_server(workload: Workload, server: Server, *, test: bool = True) -> End:
-    """Return what a theorem says, or else the test if it is asked."""
-    certificate = certify(workload, server)
-    if certificate.verdict != "unknown" or not test:
-        return End(certificate.verdict, certificate.theorem)
-    return End(verdict(workload, server, seed=workload.seed).verdict, None)
-
-
 def latency_factors(workload: ClosedLoop, server: Server) -> dict[str, Interval]:
     """Return by which factors mean latencies may be off; empty: batch times are taken as exact."""
     ends = server_ends(workload.at_rate(1.0), server)
-    return {} if ends is None else _factors(workload, server, ends)
+    return {} if ends is None else _factors(workload, server, ends.others, ends.quantiles)
 
 
-def _factors(workload: Workload, server: Server, ends: Ends[Server]) -> dict[str, Interval]:
+def _factors(
+    workload: Workload, server: Server, others: Sequence[Server], quantiles: tuple[float, float]
+) -> dict[str, Interval]:
     """Return by which factors mean latencies move, with the same requests throughout."""
     usual = _means(workload, server)
-    moved = [_means(workload, one) for one in ends.others]
+    moved = [_means(workload, one) for one in others]
     return {
         metric: Interval(
-            *np.quantile([of[metric] / usual[metric] for of in moved], ends.quantiles).tolist()
+            *np.quantile([of[metric] / usual[metric] for of in moved], quantiles).tolist()
         )
         for metric in METRICS
         if usual.get(metric)

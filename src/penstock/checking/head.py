@@ -6,8 +6,7 @@ They are said before anything is simulated. The other lines are those of
 
 from collections.abc import Mapping, Sequence
 
-from penstock.checking.doubt import Reach, reach_of_server
-from penstock.checking.doubt_network import reach_of_network
+from penstock.checking.doubt import Reach, reach_of
 from penstock.checking.recordings import recording_notes
 from penstock.show.page import Line
 from penstock.system.network import Network
@@ -107,7 +106,7 @@ def first_lines(
     load = workload.rate / certificate.max_rate
     certified = (certificate.certified_rate or 0.0) / certificate.max_rate
     uncached = certificate.rho_without_cache
-    reach = reach_of_server(workload, server)
+    reach = reach_of((workload, server))
     doubts = [*doubts_of(workload, server), *recording_notes(workload, certificate)[0]]
     return [
         asked,
@@ -140,7 +139,7 @@ def _first_lines_of_network(
     at = f" at pool {fullest.name}" if len(network.pools) > 1 else ""
     limit = f"{certificate.max_load:,.3g} times this load{at}"
     certified = (certificate.certified_load or 0.0) / certificate.max_load
-    reach = reach_of_network(network)
+    reach = reach_of(network)
     uncached = max(pool.rho_without_cache or 0.0 for pool in certificate.pools)
     line = _proved(certificate, 1 / certificate.max_load, uncached, reach, limit, certified)
     if certificate.theorem in (VIRTUAL, SPIRAL):

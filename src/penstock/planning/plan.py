@@ -280,7 +280,7 @@ def _of_servers(workload: Workload, servers: Sequence[Server]) -> list[str]:
     """Say what to know of the replicas of the answer."""
     notes = [
         *(doubt for server in servers for doubt in doubts_of(workload, server)),
-        *(doubt for server in servers for doubt in beyond_rows(workload, server)),
+        *(doubt for server in servers for doubt in beyond_rows((workload, server))),
         *(note for server in servers for note in cache_notes(workload, server)),
         *(note for server in servers for note in (server.kv_note, server.scope_warning) if note),
     ]

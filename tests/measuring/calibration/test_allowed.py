@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 import penstock as ps
-from penstock.checking.doubt import doubt_of_server
+from penstock.checking.doubt import doubt_of
 from penstock.measuring.calibration.allowed import SPAN, TOLERANCE, ranges_of
 from penstock.measuring.calibration.benchmarks import COLUMNS
 from penstock.measuring.calibration.calibrate import calibrate
@@ -81,7 +81,7 @@ def test_the_true_limit_of_any_policy_lies_between_the_ends_at_other_lengths_too
 ) -> None:
     workload = ps.Workload.poisson(rate=1.0, prompt=prompt, output=output)
     true = ps.certify(workload, dataclasses.replace(found.server, batch_time=CONTEXT)).max_rate
-    doubt = doubt_of_server(workload, found.server)
+    doubt = doubt_of((workload, found.server))
     assert doubt is not None
     assert doubt.max_rate.low <= true <= doubt.max_rate.high
     if (prompt, output) == (250, 20):
