@@ -11,7 +11,6 @@ from penstock.checking.charts import cdf_panel
 from penstock.checking.comparison import NetworkComparison
 from penstock.checking.flood_test import FALLEN
 from penstock.checking.graph import network_graph as network_graph
-from penstock.checking.graph_layout import pool_of_stage
 from penstock.checking.stability import Stability
 from penstock.show.charts import GRID, SHORT, line_channels
 from penstock.simulation.run import Run
@@ -87,7 +86,7 @@ def queue_lengths(run: Run) -> alt.ConcatChart:
 
 def queue_panels(run: Run) -> dict[str, alt.Chart]:
     """Return the panels of `queue_lengths`, by pool."""
-    served = pool_of_stage(run.network)
+    served = run.network.pool_of_stage
     queues = stage_queues(run)
     times = queues["time_s"].unique().sort().to_numpy()
     panels = {}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from penstock.checking.comparison import NetworkComparison
-from penstock.checking.graph_layout import network_ways, pool_cycles, pool_of_stage
+from penstock.checking.graph_layout import network_ways, pool_cycles
 from penstock.checking.stability import Stability
 from penstock.show.page import Figure, Table
 from penstock.simulation.run import Run
@@ -123,7 +123,7 @@ def queue_figure(run: Run) -> Figure:
     from penstock.checking import charts_network
 
     stages = run.network.stages
-    served = pool_of_stage(run.network)
+    served = run.network.pool_of_stage
     wide = charts_network.stage_queues(run).pivot(on="stage", index="time_s", values="requests")
     charts = {}
     for pool, panel in charts_network.queue_panels(run).items():

@@ -11,7 +11,6 @@ from penstock.checking.graph_layout import (
     Layout,
     network_layout,
     pool_cycles,
-    pool_of_stage,
 )
 from penstock.show.charts import COLOURS
 from penstock.system.network import Network
@@ -175,7 +174,7 @@ def _load_fill() -> alt.Fill:
 def _routes(network: Network, layout: Layout, cycles: Sequence[frozenset[str]]) -> list[alt.Chart]:
     """Draw the ways of jobs, with arrows, probabilities, and the bars of forks and joins."""
     canvas = _Canvas(layout)
-    served = pool_of_stage(network)
+    served = network.pool_of_stage
     points, arrows, rings, words = [], [], [], []
     # Ways end in an arrow at a stage, or in a ring where jobs leave; words are probabilities.
     for number, route in enumerate(layout.routes):

@@ -131,21 +131,13 @@ def _then(stage: Stage) -> tuple[bool, dict[str, float]]:
 
 def pool_cycles(network: Network) -> list[frozenset[str]]:
     """Return the sets of pools between which jobs can go round."""
-    served = pool_of_stage(network)
+    served = network.pool_of_stage
     after: dict[str, set[str]] = {pool: set() for pool in network.pools}
     for source, (_, targets) in network_ways(network).items():
         after[served[source]] |= {served[target] for target in targets}
     reach = {pool: reached(after, pool) for pool in after}
     rounds = {pool: frozenset(to for to in reach[pool] if pool in reach[to]) for pool in reach}
     return [members for members in dict.fromkeys(rounds.values()) if len(members) > 1]
-
-
-def pool_of_stage(network: Network) -> dict[str, str]:
-    """Return the pool that serves each stage."""
-    pools = list(network.pools)
-    return {
-        stage: pools[index] for stage, index in zip(network.stages, network.stage_pool, strict=True)
-    }
 
 
 def _stages(network: Network) -> dict[str, Stage]:
@@ -192,7 +184,7 @@ def _lanes(
 ) -> tuple[tuple[Lane, ...], dict[str, float]]:
     """Return the lanes, and where across each stage stands: if possible near those it links to."""
     members: dict[str, list[str]] = {pool: [] for pool in network.pools}
-    for stage, pool in pool_of_stage(network).items():
+    for stage, pool in network.pool_of_stage.items():
         members[pool].append(stage)
     ranked = sorted(
         members,

@@ -85,7 +85,7 @@ def _sections_of_server(answer: Answer, scenario: Scenario | None) -> list[Secti
         Section("Load", facts=load, tables=_limits(answer.certificate), why=True),
         *_measured(scenario),
         *batch_times(answer),
-        *_hypotheses(answer.certificate),
+        *hypotheses_section(answer.certificate),
         Section("Simulated", [run_in_words(answer.run)], notes=answer.warnings),
         _latency_section(answer),
         *_figure_sections({name: answer.run}, refused),
@@ -370,12 +370,16 @@ def _beside_the_limit(certificate: Certificate, server: Server) -> str:
     return said
 
 
-def _hypotheses(certificate: Certificate) -> list[Section]:
+def hypotheses_section(certificate: Certificate) -> list[Section]:
+    """Say which hypotheses hold, those that fail first; none at a limit."""
     if not certificate.hypotheses:
         return []
-    rows = [Hypothesis(h.name, h.state, h.why) for h in certificate.hypotheses]
-    title = f"Hypotheses of {certificate.theorem or 'the theorems'}"
-    return [Section(title, hypotheses=rows, why=True)]
+    failing_first = sorted(certificate.hypotheses, key=lambda hypothesis: hypothesis.held)
+    rows = [Hypothesis(h.name, h.state, h.why) for h in failing_first]
+    used = "the theorems that say stable"  # which a network was asked for, whatever is proved
+    if certificate.theorem and (certificate.of_server or certificate.verdict == "stable"):
+        used = certificate.theorem
+    return [Section(f"Hypotheses of {used}", hypotheses=rows, why=True)]
 
 
 def run_in_words(run: Run) -> str:

@@ -12,11 +12,12 @@ from penstock.checking.view import (
     NO_LATENCY,
     batch_times,
     growth,
+    hypotheses_section,
     margin_fact,
     share,
     with_interval,
 )
-from penstock.show.page import Fact, Figure, Hypothesis, Section, Table
+from penstock.show.page import Fact, Figure, Section, Table
 from penstock.simulation.run import Run
 from penstock.system.network import Network
 from penstock.theory.certificate import Certificate
@@ -41,10 +42,6 @@ _LATENCY = {"ttft_s": "TTFT", "e2e_s": "E2E", "join_wait_s": "Wait at the join"}
 def sections_of_network(answer: Answer) -> list[Section]:
     """Return what is known of a network behind the verdicts."""
     certificate = answer.certificate
-    used = "the theorems that say stable"
-    if certificate.verdict == "stable":
-        used = str(certificate.theorem)
-    failing_first = sorted(certificate.hypotheses, key=lambda hypothesis: hypothesis.held)
     return [
         Section("Load", facts=_load_facts(answer), why=True),
         *batch_times(answer),
@@ -53,11 +50,7 @@ def sections_of_network(answer: Answer) -> list[Section]:
             "The network",
             figures=lambda: [graph_figure(answer.network, certificate, answer.loads)],
         ),
-        Section(
-            f"Hypotheses of {used}",
-            hypotheses=[Hypothesis(h.name, h.state, h.why) for h in failing_first],
-            why=True,
-        ),
+        *hypotheses_section(certificate),
         Section(
             "Workflows and stages", ["In the long run, tokens a visit."], tables=[_asked(answer)]
         ),

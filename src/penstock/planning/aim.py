@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from penstock.checking.batch_means import LEAST_REQUESTS
+from penstock.checking.enough_requests import MOST_TIMES_LONGER
 from penstock.checking.targets import Estimate, Judgement, Target, parsed_targets
 from penstock.checking.verdict import Outcome
 from penstock.errors import InputError
@@ -12,9 +13,6 @@ from penstock.fields import Checked, Range
 
 REQUESTS = 5_000
 """Of one replica, to begin with."""
-
-MOST_TIMES_LONGER = 16
-"""How many times longer a run becomes while it decides nothing."""
 
 MOST_ROWS = 20_000_000
 """Requests of a run at most, each of which keeps a row in memory."""

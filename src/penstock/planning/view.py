@@ -5,9 +5,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from penstock.checking.enough_requests import MOST_TIMES_LONGER
 from penstock.checking.head import BECAUSE, MIDDLE
 from penstock.checking.view import traffic
-from penstock.planning.aim import MOST_ROWS, MOST_TIMES_LONGER
+from penstock.planning.aim import MOST_ROWS
 from penstock.planning.view_day import day_line, day_section, job_line, job_section
 from penstock.planning.why import in_words, shortfalls
 from penstock.show.page import MOST_LINES, Fact, Figure, Line, Page, Section, Table
