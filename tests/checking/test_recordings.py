@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+import penstock as ps
 from penstock import Affine, Server, Workload, certify, check
+from penstock.checking.check_server import RunAsked
 from penstock.checking.head_of_answer import head_of_answer
 from penstock.checking.recordings import recording_notes
 from penstock.cli import command_line
@@ -73,3 +75,12 @@ def test_a_doubt_finds_room_in_the_head(command, tmp_path, capsys, monkeypatch):
     command_line()([command, str(scenario)], prog_name="penstock", standalone_mode=False)
     said = capsys.readouterr().out.splitlines()
     assert said[1].startswith("Mind         Arrival times are stamped every 10 s: 80 requests come at 20 instants.")
+
+
+def test_a_recording_with_more_rows_than_are_kept_is_refused_targets_and_told_in_a_summary(monkeypatch) -> None:
+    """Whether or not the requests are named: all of the recording is meant."""
+    monkeypatch.setattr("penstock.checking.check_server.ROWS_UP_TO", 100)
+    recording = ps.Workload.from_arrays(np.arange(300) * 0.05, np.full(300, 40), np.full(300, 5))
+    assert [RunAsked(recording, count, None).record for count in (None, 300, 100)] == ["summary", "summary", "requests"]
+    with pytest.raises(ps.InputError, match="need a run with a row per request, up to 100"):
+        RunAsked(recording, None, None, [ps.Target("ttft_s", "p99", 1.0)])
