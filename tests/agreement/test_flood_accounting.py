@@ -51,7 +51,7 @@ def test_what_a_server_did_for_good_is_what_its_requests_need(engine: str) -> No
         workload = ps.Workload.from_arrays(
             system.arrival, system.prompt, system.output, system.priority, declared=system.declared
         )
-        session = open_session(system.server, "summary", 1.0, True, NEVER)
+        session = open_session(workload, system.server, "summary", 1.0, True, NEVER)
         requests = session.keep(Jobs.of_requests(workload.requests(len(system.prompt))))
         needed = requests.prompt + requests.output - int(system.convention == "engine")
         session.add(requests)

@@ -232,7 +232,8 @@ def test_requests_ready_to_decode_decode_from_the_first_batch_on(convention: Con
     """In either loop: of one server, and of engines or policies with KV memory."""
     output = np.array([1, 2, 5, 5])
     server = ps.Server(TP1, 1024, convention=convention, kv_blocks=kv_blocks)
-    session = open_session(server, "requests", TICK_S, True, NEVER)
+    workload = ps.Workload.from_arrays(np.zeros(4), np.full(4, 300), output)
+    session = open_session(workload, server, "requests", TICK_S, True, NEVER)
     session.add(Jobs.of_requests(Requests(np.zeros(4), np.full(4, 300), output)))
     session.prefilled(4)
     running = Running(session, whole=True, drain=True, total=4)

@@ -54,7 +54,7 @@ class _State(NamedTuple):
 
 def story(server: Server, rows: Rows, request: int) -> Story:
     """Return what the record says of a request."""
-    extra = int(server.convention == "engine")
+    extra = server.outputs_of_prefill
     prompt, output = int(rows.prompt_tokens[request]), int(rows.output_tokens[request])
     return Story(
         prompt=prompt,

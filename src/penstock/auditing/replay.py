@@ -70,7 +70,7 @@ class Replay:
 def replay(run: Run, rows: Rows, batch_rows: Ints, allocation_rows: Ints) -> Replay:
     """Work a run out from its allocations, which must name batches and requests that there are."""
     n, m, server = rows.arrival.size, batch_rows.shape[0], run.server
-    extra = int(server.convention == "engine")
+    extra = server.outputs_of_prefill
     order = np.lexsort((allocation_rows[:, 0], allocation_rows[:, 1]))
     batch, request, prefill, decode = allocation_rows[order].T
     start, end = batch_rows[:, 0], batch_rows[:, 0] + batch_rows[:, 1]
@@ -168,7 +168,7 @@ def _targets(
     run: Run, prompt: Ints, attempt: Ints, prefill: Ints, decode: Ints, again: Bools
 ) -> Ints:
     """Return the prefill tokens of each attempt: the prompt, and any outputs that were out."""
-    extra = int(run.server.convention == "engine")
+    extra = run.server.outputs_of_prefill
     prefilled, decoded = (
         np.bincount(attempt, tokens, again.size).astype(np.int64) for tokens in (prefill, decode)
     )

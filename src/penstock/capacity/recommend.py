@@ -21,8 +21,9 @@ from penstock.checking.answer import ROWS_UP_TO, check, longer_run
 from penstock.checking.doubt import doubt_of
 from penstock.checking.enough_requests import estimate
 from penstock.checking.latency import judged
+from penstock.checking.stability import Outcome
 from penstock.checking.targets import Target, parsed_targets, refuse_gaps_of_one_token
-from penstock.checking.verdict import Outcome, verdict
+from penstock.checking.verdict import verdict
 from penstock.errors import InputError, nearest
 from penstock.simulation.progress import Progress, in_parts, part_of
 from penstock.system.kinds import refuse_all_but_a_server

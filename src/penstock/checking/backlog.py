@@ -72,9 +72,7 @@ class Backlog:
         self.offered = offered
         self.worth = worth
         renewals = _renewals(workload, server)
-        self.session = open_session(
-            server, "summary", TICK_S, True, NEVER, workload.prefixes, renewals
-        )
+        self.session = open_session(workload, server, "summary", TICK_S, True, NEVER, renewals)
         names = workload.prefixes.rows * renewals if workload.prefixes else 0
         self.source = _flooded(_kept(_as_jobs(workload, names), self.session), self.initial)
         self.first = next(self.source)
@@ -86,7 +84,7 @@ class Backlog:
         if decoding:
             self.session.prefilled(decoding)
         here = self.first.first(self.initial)
-        engine = int(server.convention == "engine")
+        engine = server.outputs_of_prefill
         decodes = int(here.output.sum(dtype=np.int64)) - initial * engine
         self.begun = self._done()
         prompts = int(here.prompt.sum(dtype=np.int64))
@@ -115,9 +113,9 @@ class Backlog:
         earlier = 0
         while not self.emptied and left < here and self.arrived - here < patience:
             self.look()
-            folded = self.session.folded
-            left = max(left, folded)
-            is_here = self.session.world.finish[left - folded : max(here - folded, 0)] < 0
+            folded_away = self.session.folded_away
+            left = max(left, folded_away)
+            is_here = self.session.world.finish[left - folded_away : max(here - folded_away, 0)] < 0
             staying = int(np.count_nonzero(is_here))
             if not earlier or self.arrived - here < patience // 2:
                 earlier = staying

@@ -11,7 +11,6 @@ from penstock.checking.batch_means import relaxation_requests, variability
 from penstock.inputs.arrays import Floats, Ints, Ints32
 from penstock.system.server import Server
 from penstock.theory.attention import attention_of
-from penstock.theory.kv_blocks import outputs_of_prefill
 
 _EXPLAINED = 0.9
 """Share of a load that seconds of batches must make up to be what binds."""
@@ -22,7 +21,7 @@ def works(server: Server, prompt: Ints | Ints32, output: Ints | Ints32) -> list[
     # First seconds of the best batches, attention included; then, where they are limited, batches
     # in a place, and batches times tokens of KV memory.
     prompt, output = prompt.astype(np.int64), output.astype(np.int64)
-    decodes = np.maximum(output - outputs_of_prefill(server), 0).astype(np.float64)
+    decodes = np.maximum(output - server.outputs_of_prefill, 0).astype(np.float64)
     tokens = prompt + decodes
     least, most = attention_of(np.maximum(prompt, 1), np.maximum(output, 1), server)
     asked = [tokens / server.capacity + (least + most) / 2]

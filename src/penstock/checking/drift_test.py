@@ -50,8 +50,7 @@ from penstock.checking.backlog import (
     slots,
     waits_as_prompts,
 )
-from penstock.checking.stability import Stability, Watch
-from penstock.checking.verdict import Outcome, up_to_unstable
+from penstock.checking.stability import Outcome, Stability, Watch, up_to_unstable
 from penstock.errors import InputError
 from penstock.inputs import special_functions as special
 from penstock.inputs.arrays import Floats
@@ -304,7 +303,7 @@ def _worth_of(
     decode_s = decodes * float(server.batch_time.by_tokens(full)) / full
     by_tokens = dataclasses.replace(server, batch_time=server.batch_time.by_tokens)
     of_prompt, of_decode = region(by_tokens, prompt=demand.work.lengths).prices((prompt, decodes))
-    last = int(server.convention == "engine")
+    last = server.outputs_of_prefill
     v, out = sample.prompt_tokens, sample.output_tokens
     seconds = of_prompt * v + of_decode * (out - last)
     if not server.batch_time.by_load:
@@ -324,5 +323,5 @@ def _worth_of(
 
 def _weighed(sample: Requests, server: Server, worth: PerPhase) -> Floats:
     """Return the tokens of requests, each at its worth; shape (requests,)."""
-    decodes = sample.output_tokens - float(server.convention == "engine")
+    decodes = sample.output_tokens - server.outputs_of_prefill
     return worth[0] * sample.prompt_tokens + worth[1] * decodes

@@ -28,8 +28,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from penstock.checking.stability import Flood, Stability
-from penstock.checking.verdict import Outcome, up_to_unstable
+from penstock.checking.stability import Flood, Outcome, Stability, up_to_unstable
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats, Ints
 from penstock.kernel.due_epochs import NEVER
@@ -108,7 +107,7 @@ def _decodes_may_starve(network: Network, stage: int) -> bool:
     """Return whether any number of requests of a stage may wait in decode behind prompts."""
     # Not where batches are filled whenever they can be, so that all work counts alike, and not
     # where KV memory or a max batch size bounds those that decode.
-    pool = list(network.pools.values())[network.stage_pool[stage]]
+    pool = network.pool_list[network.stage_pool[stage]]
     bounded = all(
         server.memory is not None
         or (server.scope == "running" and server.most_requests is not None)
@@ -316,22 +315,16 @@ def useful_tokens(session: EventSession) -> Ints:
 
 def _fewest_alike(network: Network, pool: int) -> float:
     """Return how many times as many replicas a pool has as it has of the kind with the fewest."""
-    counts = [count for _, count in list(network.pools.values())[pool].servers]
+    counts = [count for _, count in network.pool_list[pool].servers]
     return sum(counts) / min(counts)
 
 
 def _tokens(network: Network, jobs: Jobs) -> Floats:
     """Return each job's forward tokens at each pool, without what its context surely spares."""
     jobs = network.within_context(jobs)
-    engine = np.array([pool.server.convention == "engine" for pool in network.pools.values()])
-    pool = network.stage_pool[jobs.stage]
-    tokens = (
-        jobs.prompt
-        + jobs.output.astype(np.int64)
-        - (engine[pool] & (jobs.prompt > 0) & (jobs.output > 0))
-    )
+    tokens = jobs.prompt.astype(np.int64) + network.decodes(jobs)
     tokens -= network.surely_found(jobs)
-    count = len(network.pools)
+    pool, count = network.stage_pool[jobs.stage], len(network.pools)
     brought = np.bincount(jobs.job * count + pool, tokens, jobs.count * count).astype(np.float64)
     return brought.reshape(jobs.count, count)
 

@@ -640,7 +640,7 @@ def _asked(run: Run, pool: int, count: int) -> list[Floats]:
     rows = recorded(run.rows, "requests")
     jobs = rows.jobs
     here = run.network.stage_pool[jobs.stage] == pool
-    server = list(run.network.pools.values())[pool].servers[0][0]
+    server = run.network.pool_list[pool].servers[0][0]
     asked = works(server, (jobs.prompt - rows.found)[here], jobs.output[here])
     job = jobs.job[here]
     return [np.bincount(job, work, run.finish.size)[:count].astype(np.float64) for work in asked]

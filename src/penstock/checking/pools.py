@@ -99,7 +99,7 @@ def _found_at(network: Network, run: Run, index: int) -> tuple[int, int, float]:
     """Return prompt tokens served at a pool, those of them found, and the load thus spared."""
     assert run.rows is not None
     rows, model = run.rows, network.model()
-    pool = list(network.pools.values())[index]
+    pool = network.pool_list[index]
     here = np.flatnonzero((network.stage_pool[rows.jobs.stage] == index) & (rows.first_token >= 0))
     stage, found = rows.jobs.stage[here], rows.found[here].astype(np.float64)
     capacity = sum(n * s.batch_time.by_tokens.capacity(s.most_tokens) for s, n in pool.servers)

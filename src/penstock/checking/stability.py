@@ -1,11 +1,14 @@
 """What the tests say: does the backlog of a server shrink, does the work of a network drain?"""
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
 
 from penstock.checking.backlog import Path, Start
-from penstock.checking.verdict import Outcome
 from penstock.inputs.arrays import Floats
+from penstock.simulation.progress import Progress, in_parts
+
+Outcome = Literal["stable", "unstable", "undecided"]
 
 RECORDED = (
     "all jobs are recorded and come to an end, so nothing can grow for ever; give them a rate to "
@@ -270,3 +273,20 @@ class Stability:
             "needed": self.deciding.needed if self.verdict == "undecided" else None,
             "floods": [flood.as_dict() for flood in self.floods],
         }
+
+
+_Test = TypeVar("_Test", Watch, Flood)
+
+
+def up_to_unstable(
+    tests: Sequence[Callable[[Progress], _Test]], progress: Progress
+) -> tuple[Outcome, tuple[_Test, ...]]:
+    """Test from one beginning after another up to one that is unstable; stable if all are."""
+    results: list[_Test] = []
+    for test, part in in_parts(progress, tests):
+        results.append(test(part))
+        if results[-1].outcome == "unstable":
+            break
+    outcomes = {result.outcome for result in results}
+    verdicts: tuple[Outcome, ...] = ("unstable", "undecided")
+    return next((word for word in verdicts if word in outcomes), "stable"), tuple(results)

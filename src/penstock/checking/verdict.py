@@ -3,24 +3,21 @@
 The test of a server starts from large backlogs, that of a network from floods.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, overload
 
 from penstock import checks
-from penstock.simulation.progress import Progress, in_parts, part_of
+from penstock.simulation.progress import Progress, part_of
 from penstock.system.kinds import as_network, refuse
 from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
 from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from penstock.checking.stability import Flood, Stability, Watch
+    from penstock.checking.stability import Stability
     from penstock.system.network import Network
 
 RESOLUTION_OF_NETWORKS = 0.02
 """Of the flood test, unless another is asked for."""
-
-Outcome = Literal["stable", "unstable", "undecided"]
 
 
 @overload
@@ -133,20 +130,3 @@ def _resolution(value: float | None, default: float, least: float) -> float:
     return checks.number(
         "resolution", value, least, 0.5, "", "it is a share of the load; finer takes days"
     )
-
-
-_Test = TypeVar("_Test", "Watch", "Flood")
-
-
-def up_to_unstable(
-    tests: Sequence[Callable[[Progress], _Test]], progress: Progress
-) -> tuple[Outcome, tuple[_Test, ...]]:
-    """Test from one beginning after another up to one that is unstable; stable if all are."""
-    results: list[_Test] = []
-    for test, part in in_parts(progress, tests):
-        results.append(test(part))
-        if results[-1].outcome == "unstable":
-            break
-    outcomes = {result.outcome for result in results}
-    verdicts: tuple[Outcome, ...] = ("unstable", "undecided")
-    return next((word for word in verdicts if word in outcomes), "stable"), tuple(results)

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from penstock.checking.batch_means import LEAST_REQUESTS
 from penstock.checking.enough_requests import MOST_TIMES_LONGER
+from penstock.checking.stability import Outcome
 from penstock.checking.targets import Estimate, Judgement, Target, parsed_targets
-from penstock.checking.verdict import Outcome
 from penstock.errors import InputError
 from penstock.fields import Checked, Range
 

@@ -19,8 +19,9 @@ from penstock.checking.enough_requests import estimate
 from penstock.checking.flood_test import flood_test
 from penstock.checking.goodput import goodput, goodput_share, own_latency, within
 from penstock.checking.latency import steady_state
+from penstock.checking.stability import Outcome
 from penstock.checking.targets import Estimate, Judgement, share
-from penstock.checking.verdict import Outcome, verdict
+from penstock.checking.verdict import verdict
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 from penstock.planning.aim import Aim

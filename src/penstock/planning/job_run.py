@@ -172,7 +172,7 @@ def work_s(prompt: Tokens, output: Tokens, server: Server) -> float:
 def longest_s(prompt: Tokens, output: Tokens, server: Server) -> float:
     """Return the seconds that the longest of some requests takes at least, alone on a replica."""
     seconds = server.batch_time.table(server.most_tokens)[1:]
-    decodes = output - (1 if server.convention == "engine" else 0)
+    decodes = output - server.outputs_of_prefill
     per_token = float((seconds / np.arange(1, seconds.size + 1)).min())
     return float((prompt * per_token + decodes * float(seconds.min())).max())
 

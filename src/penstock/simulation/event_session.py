@@ -33,11 +33,7 @@ from penstock.simulation.new_world import (
 from penstock.simulation.rows import JobEnds, Record, Rows
 from penstock.simulation.session import Session, chain, gap_bits, level_of
 from penstock.system.outages import SENT_AGAIN, Outage
-from penstock.system.pool import Pool
-from penstock.system.prefix_cache import names_for
-from penstock.system.server import Server
 from penstock.workload.jobs import Jobs
-from penstock.workload.prefixes import Prefixes
 
 if TYPE_CHECKING:
     from penstock.system.network import Network
@@ -61,50 +57,13 @@ _PER_JOB = ("job_arrival", "job_root", "job_tokens")
 _WITHOUT_GAPS: tuple[Record, ...] = ("jobs", "requests")
 
 
-class NetworkOfOne:
-    """What a session asks of a network, of a server alone: each of its jobs is one request.
-
-    That of `Network.single`, without the means that only routers and orders ask for.
-    """
-
-    stages = ("call",)
-    stage_pool = stage_line = np.zeros(1, np.int64)
-    order_params = (np.zeros(0),)
-    router_weights = np.zeros((1, 2), np.int64)
-    onward = np.zeros((1, 1))
-    prefill_means = decode_means = np.zeros(1)
-    retention_s = None
-    sends_memory = False
-
-    def __init__(self, server: Server, prefixes: Prefixes | None) -> None:
-        server = server.serving(prefixes is not None)
-        self.pools = {"": Pool(server)}
-        self.prefixes = None
-        if prefixes is not None and server.caches_prefixes:
-            self.prefixes = names_for(prefixes, [server])
-
-    def within_context(self, jobs: Jobs) -> Jobs:
-        """Return jobs whose outputs are what the longest context of an engine leaves of them."""
-        policy = self.pools[""].server.policy
-        if not policy.memory.longest_context:
-            return jobs
-        declared = jobs.declared
-        if declared is not None:
-            declared = policy.outputs_of(jobs.prompt, declared)
-        output = policy.outputs_of(jobs.prompt, jobs.output)
-        return dataclasses.replace(jobs, output=output, declared=declared)
-
-    def received(self, jobs: Jobs) -> Ints:
-        """Return that no KV memory comes from elsewhere."""
-        return np.zeros(jobs.requests, np.int64)
-
-
 class EventSession(Session):
     """Pools behind routers.
 
     ``record`` is as in `penstock.simulation.simulate`, ``stop`` and ``compress`` are as in
-    `Session`. A recording that follows itself has its own names of blocks ``renewals`` times, then
-    the first again.
+    `Session`. A network of one that stands for a server (``of_server``) keeps what a server's run
+    does. A recording that follows itself has its own names of blocks ``renewals`` times, then the
+    first again.
     """
 
     of_jobs = ("job_arrival",)
@@ -112,15 +71,18 @@ class EventSession(Session):
 
     def __init__(
         self,
-        network: "Network | NetworkOfOne",
+        network: "Network",
         tick_s: float,
         compress: bool,
         stop: int,
         record: Record = "jobs",
         outages: Sequence[Outage] = (),
+        *,
+        of_server: bool = False,
         renewals: int = 1,
     ) -> None:
         self.network = network
+        self.of_server = of_server
         self.pools = list(network.pools.values())
         self.kinds = [
             (index, server, count)
@@ -133,7 +95,6 @@ class EventSession(Session):
         stages = list(zip(network.stage_pool, network.stage_line, strict=True))
 
         # Of a server all is counted; elsewhere gaps and compositions take time.
-        of_server = isinstance(network, NetworkOfOne)
         self.counts_compositions = of_server
         self.counts_gaps = of_server or record not in _WITHOUT_GAPS
         # Engines count in any case: where nobody asks, in bounded memory.
@@ -235,8 +196,10 @@ class EventSession(Session):
         world.seen[routing.looks_up == 0, SEEN_CACHED] = np.nan
         world.seen[:, SEEN_SPEED] = np.array(speeds)[world.servers.pool]
         world.stages.prefill_weight, world.stages.decode_weight = network.router_weights.T
+        world = world._replace(params=frozen(np.concatenate(params)))
+        if self.of_server:  # nothing asks for means, which take time to sample
+            return world
         return world._replace(
-            params=frozen(np.concatenate(params)),
             onward=np.ascontiguousarray(network.onward, np.float64),
             means=np.column_stack([network.prefill_means, network.decode_means]).astype(np.float64),
         )
@@ -376,8 +339,7 @@ class EventSession(Session):
 
         advance = compiled_advance()
         if not self._is_loaded:
-            has_workflows = not isinstance(self.network, NetworkOfOne)
-            load(self.world, has_workflows, bool(self.outages), self.network.sends_memory)
+            load(self.world, not self.of_server, bool(self.outages), self.network.sends_memory)
             self._is_loaded = True
         return advance(self.address.of(self.world))
 
@@ -406,7 +368,7 @@ class EventSession(Session):
                 "share below 0, or an unknown mode; give finite weights, and return BY_LINE, "
                 "BY_PHASE or SPLIT"
             )
-        return pool.policy.name, f" of pool {name!r}" if name else ""
+        return pool.policy.name, "" if self.of_server else f" of pool {name!r}"
 
     # -- what it makes
 

@@ -1,6 +1,5 @@
 """Jobs as the event loop takes them: those that can be served, in ticks, request by request."""
 
-import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from penstock.system.server import Server
 from penstock.workload.jobs import Jobs
 
 if TYPE_CHECKING:
-    from penstock.simulation.event_session import NetworkOfOne
     from penstock.system.network import Network
 
 
@@ -24,7 +22,7 @@ class JobsInTicks:
 
     def __init__(
         self,
-        network: "Network | NetworkOfOne",
+        network: "Network",
         tick_s: float,
         *,
         counts_gaps: bool,
@@ -114,10 +112,9 @@ class JobsInTicks:
     def arrays(self, jobs: Jobs) -> dict[str, Any]:
         """Return what the kernel needs of some jobs, by the names of `World`."""
         pool_of = self.network.stage_pool[jobs.stage]
-        engine = self._by_convention[pool_of]
         rows = records.table(records.ROW, jobs.requests)
         rows.left = jobs.prompt
-        rows.decodes = self._decodes(jobs)
+        rows.decodes = self.network.decodes(jobs)
         rows.server = rows.next = -1
         for field in ("pending", "stage", "child", "sibling"):
             column = getattr(jobs, field)
@@ -128,7 +125,10 @@ class JobsInTicks:
         again = records.table(records.AGAIN, jobs.requests if goes_on else 0)
         again.last = records.NONE_YET
         if self.has_engines:
-            again.target, again.outputs = rows.left, rows.decodes + engine
+            again.target, again.outputs = (
+                rows.left,
+                rows.decodes + self.network.outputs_of_prefill[pool_of],
+            )
             self._rank(jobs, pool_of, again)
             later = np.flatnonzero(jobs.context)
             if self.prefixes is not None or later.size:
@@ -186,16 +186,6 @@ class JobsInTicks:
                 pool.server, jobs.prompt[here], declared[here], priority[here]
             )
 
-    def _decodes(self, jobs: Jobs) -> Ints:
-        """Return each request's decode iterations: at engines a prompt yields the first output."""
-        engine = self._by_convention[self.network.stage_pool[jobs.stage]]
-        return np.asarray(jobs.output - (engine & (jobs.prompt > 0) & (jobs.output > 0)))
-
-    @functools.cached_property
-    def _by_convention(self) -> Bools:
-        """Shape (pools,): whether a pool counts as engines do."""
-        return np.array([pool.server.convention == "engine" for pool in self.pools])
-
     def _prefixes(self, jobs: Jobs) -> tuple[Ints32, Ints]:
         """Return whose recorded hash ids each request has, and how many of its tokens they name."""
         # Those that go on with a context have that one's, as far as it reaches.
@@ -230,7 +220,7 @@ def never_served(
     """Yield which requests can never be served, and for which reason."""
     policy, memory, usable = server.policy, server.memory, server.usable_blocks
     most_tokens = prompt.astype(np.int64) + policy.outputs_of(prompt, output)
-    most_tokens -= server.convention == "engine"
+    most_tokens -= server.outputs_of_prefill
     if longest := policy.memory.longest_context:
         yield (
             prompt >= longest,

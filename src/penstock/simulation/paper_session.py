@@ -39,7 +39,7 @@ class PaperSession(Session):
     @property
     def arrived(self) -> int:
         """Jobs that have arrived."""
-        return int(self._line.arrived.item()) + self.folded
+        return int(self._line.arrived.item()) + self.folded_away
 
     @property
     def waiting(self) -> tuple[int, int]:

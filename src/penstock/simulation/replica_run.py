@@ -75,12 +75,11 @@ def _rows(run: "Run", pool: int, replica: int) -> tuple[Ints, Rows]:
     """Return a replica's requests, by their rows in the network, and what became of them."""
     rows = recorded(run.rows, "requests")
     jobs, stage_pool = rows.jobs, run.network.stage_pool
-    server = list(run.network.pools.values())[pool].server
-    engine = int(server.convention == "engine")
+    server = run.network.pool_list[pool].server
     prompt = jobs.prompt.astype(np.int64)
     if server.by_lines and rows.cached is not None:  # engines may compute it after all
         prompt -= rows.cached
-    decodes = jobs.output - engine * ((jobs.prompt > 0) & (jobs.output > 0))
+    decodes = run.network.decodes(jobs)
     here = (stage_pool[jobs.stage] == pool) & (rows.replica == replica) & (rows.arrival >= 0)
     requests = np.flatnonzero(here & (prompt + decodes > 0))
     if not server.by_lines and (jobs.prompt[requests] == 0).any():
@@ -89,7 +88,7 @@ def _rows(run: "Run", pool: int, replica: int) -> tuple[Ints, Rows]:
             "server alone says nothing; look at a pool that has prompts, or at the whole network"
         )
     requests = requests[np.argsort(rows.arrival[requests], kind="stable")]
-    output = (decodes + engine)[requests]
+    output = (decodes + server.outputs_of_prefill)[requests]
     return requests, Rows(
         arrival=rows.arrival[requests],
         prompt_tokens=prompt[requests].astype(np.int32),

@@ -279,7 +279,7 @@ class Session(abc.ABC):
         return int(self._line.arrived_tokens.item())
 
     @property
-    def folded(self) -> int:
+    def folded_away(self) -> int:
         """Requests that have been folded away."""
         return int(self.clock.requests_before)
 

@@ -22,7 +22,6 @@ from penstock.system.server import Server
 from penstock.workload.arrivals import MOST_ARRIVALS
 from penstock.workload.jobs import Jobs
 from penstock.workload.lengths import Independent
-from penstock.workload.prefixes import Prefixes
 from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -145,22 +144,23 @@ def simulate(
 
 
 def open_session(
+    workload: Workload,
     server: Server,
     record: Record,
     tick_s: float = TICK_S,
     compress: bool = True,
     stop: int = NEVER,
-    prefixes: Prefixes | None = None,
     renewals: int = 1,
 ) -> Session:
     """Return a session on a server: the faster loop where nothing but a paper's policy decides."""
     if server.by_phase:
         return PaperSession(server, record, tick_s, compress, stop)
     # Imported here, as a paper server alone does without the loop of all others.
-    from penstock.simulation.event_session import EventSession, NetworkOfOne
+    from penstock.simulation.event_session import EventSession
+    from penstock.system.network import Network
 
-    network = NetworkOfOne(server, prefixes)
-    return EventSession(network, tick_s, compress, stop, record, renewals=renewals)
+    network = Network.single(workload, server)
+    return EventSession(network, tick_s, compress, stop, record, of_server=True, renewals=renewals)
 
 
 def run_server(
@@ -175,9 +175,7 @@ def run_server(
     """Run so many requests through a server, or those that arrive until the run stops."""
     level = _checked_record(record, RECORDS[1:])
     server = server.serving(workload.prefixes is not None)
-    session = open_session(
-        server, level, options.tick_s, options.compress, options.stop, workload.prefixes
-    )
+    session = open_session(workload, server, level, options.tick_s, options.compress, options.stop)
     loop, drain, whole = workload.loop, options.drain, level != "summary"
     if drain is None:
         drain = workload.rows is not None or loop is not None or not _overloads(workload, server)

@@ -4,7 +4,7 @@ import numpy as np
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.inputs.arrays import Bools, Ints
+from penstock.inputs.arrays import Bools, Ints, Ints32
 from penstock.system.gpu_memory import Gpu
 from penstock.workload.jobs import Jobs
 
@@ -65,20 +65,17 @@ def checked_link(
         )
 
 
-def received_tokens(jobs: Jobs, pool: Ints, by_engines: Bools, engine_convention: Bools) -> Ints:
+def received_tokens(jobs: Jobs, decodes: Ints32, by_engines: Bools) -> Ints:
     """Return KV tokens sent to requests that only decode at an engine, or 0; shape (requests,)."""
-    # ``pool`` has shape (stages,); ``by_engines`` and ``engine_convention`` (the end of a prefill
-    # yields the first output) have shape (pools,).
+    # ``decodes`` has shape (requests,), ``by_engines`` shape (stages,).
     received = np.zeros(jobs.requests, np.int64)
     if jobs.sender is None or not by_engines.any():
         return received
-    here = pool[jobs.stage]
     later = np.flatnonzero((jobs.sender < 0) & (jobs.prompt == 0) & (jobs.output > 0))
     earlier = later + jobs.sender[later]
-    first = engine_convention[here] & (jobs.prompt > 0) & (jobs.output > 0)
-    processed = jobs.prompt.astype(np.int64) + jobs.output - first
+    processed = jobs.prompt.astype(np.int64) + decodes
     before = None
     while before is None or (before != received).any():  # some pass on what they got
         before = received.copy()
         received[later] = (received + processed)[earlier]
-    return np.where(by_engines[here], received, 0)
+    return np.where(by_engines[jobs.stage], received, 0)

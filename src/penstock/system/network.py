@@ -151,6 +151,11 @@ class Network(Checked):
         return dict(zip(self.stages, self.pool_names, strict=True))
 
     @functools.cached_property
+    def pool_list(self) -> tuple[Pool, ...]:
+        """The pools by number, in the order of `pools`."""
+        return tuple(self.pools.values())
+
+    @functools.cached_property
     def stage_pool(self) -> Ints:
         """Shape (stages,), the pool that serves each stage, in order of `pools`."""
         numbers = {name: index for index, name in enumerate(self.pools)}
@@ -363,12 +368,21 @@ class Network(Checked):
         """Shape (pools,), whether its replicas are served as engines are, not by lines alone."""
         return np.array([not pool.server.by_lines for pool in self.pools.values()])
 
+    @functools.cached_property
+    def outputs_of_prefill(self) -> Ints32:
+        """Shape (pools,), output tokens that the end of a prefill yields there."""
+        return np.array([p.server.outputs_of_prefill for p in self.pools.values()], np.int32)
+
+    def decodes(self, jobs: Jobs) -> Ints32:
+        """Return each request's decode iterations, by the convention of its pool."""
+        of_prefill = self.outputs_of_prefill[self.stage_pool[jobs.stage]]
+        return np.asarray(jobs.output - of_prefill * ((jobs.prompt > 0) & (jobs.output > 0)))
+
     def received(self, jobs: Jobs) -> Ints:
         """Return the tokens of KV memory that requests get which only decode at an engine, 0 for
         all others; shape (requests,).
         """
-        convention = np.array([p.server.convention == "engine" for p in self.pools.values()])
-        return received_tokens(jobs, self.stage_pool, self.by_engines, convention)
+        return received_tokens(jobs, self.decodes(jobs), self.by_engines[self.stage_pool])
 
     def with_load(self, factor: float) -> "Network":
         """Return the same network with all arrival rates times ``factor``."""
@@ -461,10 +475,8 @@ class Network(Checked):
         """Shape (stages,), decode iterations of a request, on average (m_d), by the convention of
         its pool's server.
         """
-        engine = np.array(
-            [self.pools[name].server.convention == "engine" for name in self.pool_names]
-        )
-        mean = self.stacked("output") - np.where(engine, self.stacked("both"), 0.0)
+        of_prefill = self.outputs_of_prefill[self.stage_pool]
+        mean = self.stacked("output") - of_prefill * self.stacked("both")
         for workflow in range(len(self.workflows) if self.cuts_outputs.any() else 0):
             mean -= self._sampled_means(
                 workflow, lambda jobs: jobs.output - self._outputs_left(jobs, jobs.output)

@@ -386,11 +386,16 @@ class Server(Checked):
         """
         return self.policy.holds(self.memory)
 
+    @property
+    def outputs_of_prefill(self) -> int:
+        """Output tokens that the end of a prefill yields: one of engines, none in the paper."""
+        return int(self.convention == "engine")
+
     def tokens_per_request(self, mean_prompt: float, mean_output: float) -> float:
         """Return the forward tokens that a request costs on average: prompt + output, less one for
         engines.
         """
-        return mean_prompt + mean_output - (1 if self.convention == "engine" else 0)
+        return mean_prompt + mean_output - self.outputs_of_prefill
 
 
 def _check_batch_time(batch_time: BatchTime) -> None:

@@ -57,7 +57,7 @@ from penstock.inputs.arrays import Floats, Ints
 from penstock.inputs.caching import cached
 from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.server import Server
-from penstock.theory.kv_blocks import STANDARD_ERRORS, drawn, outputs_of_prefill, reserves
+from penstock.theory.kv_blocks import STANDARD_ERRORS, drawn, reserves
 from penstock.theory.moments import mean_of, mean_product
 from penstock.workload.lengths import Empirical, Independent, Lengths
 
@@ -121,7 +121,7 @@ def attention_of(
     model, v = server.batch_time, prompt.astype(np.float64)
     if not isinstance(model, Composition):
         return np.zeros_like(v), np.zeros_like(v)
-    decodes = output.astype(np.float64) - outputs_of_prefill(server)
+    decodes = output.astype(np.float64) - server.outputs_of_prefill
     before = decodes * v + decodes * (decodes - 1) / 2  # tokens before all decodes, summed
     once = decodes * (model.self_attention + model.per_request)
     least, most = prefill_seconds(v, model, server.most_tokens)
@@ -213,7 +213,7 @@ def _of_distribution(
     """Return the same from moments, or None where they are not known."""
     if not isinstance(lengths, Independent):
         return None
-    last, budget = outputs_of_prefill(server), server.most_tokens
+    last, budget = server.outputs_of_prefill, server.most_tokens
     cheapest = mean_of(lambda v: prefill_seconds(v, model, budget)[0], lengths.prompt)
     dearest = mean_of(lambda v: prefill_seconds(v, model, budget)[1], lengths.prompt)
     pairs = mean_of(lambda out: (out - last) * (out - last - 1) / 2, lengths.output)

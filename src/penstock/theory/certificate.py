@@ -313,7 +313,7 @@ def certify(workload: "Workload | Network", server: Server | None = None) -> Cer
     return of_network(network)
 
 
-class Answer(NamedTuple):
+class Statement(NamedTuple):
     """The first four fields of a certificate."""
 
     verdict: Verdict
@@ -331,7 +331,7 @@ def of_server(
     proof = proof_of(load, hypotheses, sound=sound, by_arrival=by_arrival)
     pool = PoolLoad.of_server(name, load, fills=not proof.by_drift)
     return Certificate(
-        *_answer(load, pool, proof, (*requests, *proof.hypotheses.values())),
+        *_statement_of_server(load, pool, proof, (*requests, *proof.hypotheses.values())),
         pools=(pool,),
         certified_load=certified_load((pool,), proof.certified),
         order=((name,),),
@@ -348,12 +348,14 @@ def certified_load(pools: Sequence[PoolLoad], certified: float | None) -> float 
     return certified or None
 
 
-def _answer(load: Load, pool: PoolLoad, proof: Proof, hypotheses: tuple[Hypothesis, ...]) -> Answer:
+def _statement_of_server(
+    load: Load, pool: PoolLoad, proof: Proof, hypotheses: tuple[Hypothesis, ...]
+) -> Statement:
     """Say whether a server is stable: by its limits first, above which no hypothesis matters."""
     exceeded = [limit for limit in pool.limits if limit.exceeded]
     if exceeded:
         reason = _why_unstable(load, exceeded)
-        return Answer("unstable", exceeded[0].theorem, reason, _overload(load, exceeded[0]))
+        return Statement("unstable", exceeded[0].theorem, reason, _overload(load, exceeded[0]))
 
     binds = tightest(pool.limits)
     if binds.load >= 1 - CRITICAL_BAND:
@@ -363,7 +365,7 @@ def _answer(load: Load, pool: PoolLoad, proof: Proof, hypotheses: tuple[Hypothes
         if binds.name == "token budget":
             what = "the load is exactly 1, where Theorem 1 says nothing"
         reason = f"{what}: any randomness lets the queues wander without bound"
-        return Answer("critical", None, reason, ())
+        return Statement("critical", None, reason, ())
 
     failed = ", ".join(f"'{h.name}' ({h.why})" for h in hypotheses if not h.held)
     if failed:
@@ -372,7 +374,7 @@ def _answer(load: Load, pool: PoolLoad, proof: Proof, hypotheses: tuple[Hypothes
             f"{load.arrival_rate / binds.load:,.4g} requests/s, but no theorem says stable, "
             f"because these hypotheses fail: {failed}"
         )
-        return Answer("unknown", None, reason, hypotheses)
+        return Statement("unknown", None, reason, hypotheses)
 
     policy = load.server.policy.name
     theorem = WORK_CONSERVING
@@ -385,7 +387,7 @@ def _answer(load: Load, pool: PoolLoad, proof: Proof, hypotheses: tuple[Hypothes
             "requests/s"
         )
     reason = f"{reason}, so the queues stay finite and have a steady state{if_trusted(hypotheses)}"
-    return Answer("stable", theorem + load.extended, reason, hypotheses)
+    return Statement("stable", theorem + load.extended, reason, hypotheses)
 
 
 def _overload(load: Load, limit: Limit) -> tuple[Hypothesis, ...]:

@@ -190,7 +190,7 @@ def _queues(lengths: Lengths, server: Server) -> Ints:
     # whether there are prompts, so larger numbers are tried once, at these limits.
     budget, slots = server.token_budget, server.max_batch_size
     longest = lengths.max_prompt
-    never_decodes = lengths.max_output == 1 and server.convention == "engine"
+    never_decodes = lengths.max_output == server.outputs_of_prefill
     if longest is None:
         raise _Unknown("prompts have no upper limit")
     if beyond := sorted(server.policy.reads - set(BATCH_FIELDS)):

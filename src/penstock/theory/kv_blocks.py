@@ -142,11 +142,6 @@ def drawn(lengths: Lengths) -> tuple[Ints, Ints]:
     return lengths.sample(np.random.default_rng(0), SAMPLE)
 
 
-def outputs_of_prefill(server: Server) -> int:
-    """Return the outputs that the end of a prefill yields."""
-    return 1 if server.convention == "engine" else 0
-
-
 def reserves(server: Server) -> bool:
     """Return whether requests have, once admitted, all the memory that they will ever need."""
     return server.holds == "completion"
@@ -230,7 +225,7 @@ def block_iterations(lengths: Lengths, server: Server, memory: Memory) -> float:
     lengths give a lower bound (Jensen); under a negative or unknown dependence the shortest prompt,
     or output, stands in for one factor of D * prompt.
     """
-    size, last, budget = memory.block_size, outputs_of_prefill(server), server.most_tokens
+    size, last, budget = memory.block_size, server.outputs_of_prefill, server.most_tokens
     longest = largest(lengths)
     same = (lengths.min_prompt, lengths.min_output) == (lengths.max_prompt, lengths.max_output)
     if longest is not None and (same or isinstance(lengths, Empirical)):
@@ -253,7 +248,7 @@ def block_iterations(lengths: Lengths, server: Server, memory: Memory) -> float:
 def block_iterations_of(prompt: Ints, output: Ints, server: Server, memory: Memory) -> Floats:
     """Return g of `block_iterations` for each request; shape (requests,). 0: no such phase."""
     # Rounded up in the last prefill iteration and in decodes only.
-    size, last, budget = memory.block_size, outputs_of_prefill(server), server.most_tokens
+    size, last, budget = memory.block_size, server.outputs_of_prefill, server.most_tokens
     decodes = np.maximum(output - last, 0)
     if reserves(server):
         blocks = peak_blocks(prompt, np.maximum(output, last), server, memory)
@@ -327,4 +322,4 @@ def _why_not(prompt: int, output: int, server: Server) -> str:
 
 def _peak(prompt: Ints, output: Ints, server: Server) -> Ints:
     """Return the tokens that requests hold in their last iteration."""
-    return prompt + output - outputs_of_prefill(server)
+    return prompt + output - server.outputs_of_prefill

@@ -58,7 +58,6 @@ from penstock.theory.kv_blocks import (
     STANDARD_ERRORS,
     drawn,
     least,
-    outputs_of_prefill,
     reuses,
     served,
 )
@@ -167,7 +166,7 @@ def request_bounds(
     first = np.where(prompt > budget, cut, whole)
     # Drafts that are right bring that many outputs more.
     decodes = np.ceil(
-        (output - outputs_of_prefill(server)) / (1 + server.policy.memory.drafted_tokens)
+        (output - server.outputs_of_prefill) / (1 + server.policy.memory.drafted_tokens)
     )
     end = first + decodes * shortest[1]
     if isinstance(model, Composition):
@@ -226,7 +225,7 @@ def _alone(server: Server, prompt: Ints, output: Ints, reused: bool) -> Floats:
     """Return each request's least seconds at an idle server; shape (requests,)."""
     prefills = prompt > 0
     end = np.zeros(prompt.size)
-    made = np.maximum(output[prefills], outputs_of_prefill(server))
+    made = np.maximum(output[prefills], server.outputs_of_prefill)
     _, end[prefills] = request_bounds(prompt[prefills], made, server, reused=reused)
     # The others decode all of their outputs here, of drafts that may all be right.
     shortest = float(server.batch_time.by_tokens.table(server.most_tokens)[1:].min())

@@ -29,7 +29,6 @@ import numpy as np
 from penstock.system.server import Server
 from penstock.theory import hypotheses as conditions
 from penstock.theory.hypotheses import Hypothesis
-from penstock.theory.kv_blocks import outputs_of_prefill
 from penstock.theory.load import Load
 from penstock.theory.moments import mean_of, mean_product
 from penstock.workload.arrivals import Poisson
@@ -86,13 +85,13 @@ def mean_backlog(load: Load) -> MeanBacklog:
     spare = server.full_batch_rate - load.offered_tokens_per_s
     least, most = (load.arrival_rate * square / (2 * spare) for square in squares)
     budget = server.token_budget
-    decodes = max(longest - outputs_of_prefill(server), 0)
+    decodes = max(longest - server.outputs_of_prefill, 0)
     return MeanBacklog(least, most + budget / 2 + (budget - 1) * (1 + decodes), hypotheses)
 
 
 def _mean_square(lengths: Lengths, server: Server) -> tuple[float, float] | None:
     """Return bounds of the mean square of the forward tokens of a request; None: not known."""
-    last = outputs_of_prefill(server)
+    last = server.outputs_of_prefill
     if isinstance(lengths, Empirical):
         tokens = lengths.prompt_tokens + lengths.output_tokens - last
         square = float(np.square(tokens.astype(np.float64)).mean())

@@ -23,8 +23,8 @@ from penstock.theory.certificate import (
     REMARK,
     SPIRAL,
     VIRTUAL,
-    Answer,
     Certificate,
+    Statement,
     certified_load,
     of_server,
 )
@@ -113,7 +113,7 @@ def of_pools(
     if not failed <= {BOUNDED, ROUTED} or model.least_prefill is not None:
         cycles = dataclasses.replace(cycles, virtual=None, spiral=None)
     return Certificate(
-        *_answer(model, rules, pools, proofs, hypotheses, cycles, sets),
+        *_statement_of_network(model, rules, pools, proofs, hypotheses, cycles, sets),
         pools=pools,
         certified_load=_certified_load(pools, proofs, cycles, of_arrivals),
         any_policy=cycles.anyone,
@@ -138,7 +138,7 @@ def _certified_load(
     return certified_load(pools, min(*carried, cycles.certified))
 
 
-def _answer(
+def _statement_of_network(
     model: NetworkModel,
     rules: Sequence[PoolRules],
     pools: Sequence[PoolLoad],
@@ -146,34 +146,34 @@ def _answer(
     hypotheses: tuple[Hypothesis, ...],
     cycles: Cycles,
     sets: list[tuple[int, ...]],
-) -> Answer:
+) -> Statement:
     """Say whether a network is stable: by tokens, other limits, order and routers, hypotheses."""
     by_tokens = _by_tokens(model)
     if by_tokens is not None and by_tokens[0] == "unstable":
-        return Answer("unstable", TOKENS, by_tokens[1], hypotheses)
+        return Statement("unstable", TOKENS, by_tokens[1], hypotheses)
     if by_tokens is None and cycles.spiral is not None:
         stage, growth = cycles.spiral
         reason = (
             f"every cycle multiplies a backlog of {stage} by {growth:.4g}, in the fluid model of "
             "this order"
         )
-        return Answer("unstable", SPIRAL, reason, hypotheses)
+        return Statement("unstable", SPIRAL, reason, hypotheses)
     virtual = cycles.virtual
     if by_tokens is None and virtual is not None and virtual.max_load < 1 - CRITICAL_BAND:
-        return Answer("unstable", VIRTUAL, virtual.reason, hypotheses)
+        return Statement("unstable", VIRTUAL, virtual.reason, hypotheses)
     in_turns = not any(h.name == ROUTED and not h.held for h in hypotheses)
     overfed = _overfed(model, rules, in_turns)
     if overfed is not None:
-        return Answer("unstable", DIFFER, overfed, hypotheses)
+        return Statement("unstable", DIFFER, overfed, hypotheses)
     exceeded = [
         (limit.load, pool, limit) for pool in pools for limit in pool.limits if limit.exceeded
     ]
     if exceeded:
         _, pool, limit = max(exceeded, key=lambda limit: limit[0])
-        return Answer("unstable", limit.theorem, _why_exceeded(pool, limit), hypotheses)
+        return Statement("unstable", limit.theorem, _why_exceeded(pool, limit), hypotheses)
     if by_tokens is not None:
         verdict, reason = by_tokens
-        return Answer(verdict, None, reason, hypotheses)
+        return Statement(verdict, None, reason, hypotheses)
     # Below load 1 everywhere the hypotheses decide.
     highest = int(np.argmax(model.rho))
     most = f"{model.pools[highest]} the highest with {model.rho[highest]:.3f}"
@@ -183,7 +183,7 @@ def _answer(
             f"every pool has a load below 1, {most}{round_trips}; so the queues stay finite and "
             f"have a steady state{if_trusted(hypotheses)}"
         )
-        return Answer("stable", _theorem(model, sets, rules, proofs), reason, hypotheses)
+        return Statement("stable", _theorem(model, sets, rules, proofs), reason, hypotheses)
     failed = "; ".join(f"'{h.name}' ({h.why})" for h in hypotheses if not h.held)
     elsewhere = {_KNOWN_ELSEWHERE[rule.order] for rule in rules if rule.order in _KNOWN_ELSEWHERE}
     reason = (
@@ -191,7 +191,7 @@ def _answer(
         f"hypotheses fail: {failed}"
         + "".join(f"; {what}, which is not shown here" for what in sorted(elsewhere))
     )
-    return Answer("unknown", None, reason, hypotheses)
+    return Statement("unknown", None, reason, hypotheses)
 
 
 def _by_tokens(model: NetworkModel) -> tuple[Verdict, str] | None:

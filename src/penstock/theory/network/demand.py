@@ -22,7 +22,6 @@ from penstock.theory.kv_blocks import (
     decode_blocks,
     fits,
     largest,
-    outputs_of_prefill,
     peak_blocks,
     reserves,
 )
@@ -135,7 +134,7 @@ def _capacity(server: Server) -> float:
 def _load_at(network: Network, visits: Floats, index: int) -> Load | None:
     """Return the load of each replica of a pool, where the law of all that comes is known."""
     # Requests of one stage, none of which comes back, at replicas that are alike.
-    (server, replicas), *others = list(network.pools.values())[index].servers
+    (server, replicas), *others = network.pool_list[index].servers
     visited = np.flatnonzero((network.stage_pool == index) & (visits > 0))
     if others or visited.size != 1 or network.onward[visited[0], visited[0]]:
         return None
@@ -282,7 +281,7 @@ def _asked(network: Network, index: int, what: str, visits: Visits) -> Floats:
     here = np.flatnonzero(visits.pool == index)
     mine = visits.of(here)
     at_server = {"attention": _attention_at, "in_full": _in_full_at, "memory": _kv_tokens_at}[what]
-    servers = [server for server, _ in list(network.pools.values())[index].servers]
+    servers = [server for server, _ in network.pool_list[index].servers]
     asked = np.zeros(visits.pool.size)
     asked[here] = np.min([at_server(server, mine) for server in servers], axis=0)
     return asked
@@ -302,7 +301,7 @@ def _kv_tokens_at(server: Server, visits: Visits) -> Floats:
         received_blocks = -(-received // memory.block_size)
         blocks[here] = decode_blocks(received, output, memory.block_size)
         if reserves(server):
-            last = outputs_of_prefill(server)
+            last = server.outputs_of_prefill
             blocks[here] = output * peak_blocks(received, output + last, server, memory)
         blocks[here] += received_blocks * visits.transfer_s[here] / iteration_s(server)
     return np.asarray(blocks * memory.block_size, np.float64)
@@ -321,7 +320,7 @@ def _attention_at(server: Server, visits: Visits) -> Floats:
     prompt, per_token = visits.prompt, model.with_prefill / server.most_tokens
     if server.caches_prefixes:
         prompt, per_token = prompt - visits.found, 0.0
-    output = np.maximum(visits.output, outputs_of_prefill(server))
+    output = np.maximum(visits.output, server.outputs_of_prefill)
     least, _ = attention_of(np.maximum(prompt, 1), output, server, reused=server.caches_prefixes)
     return np.where(prompt > 0, least + per_token * prompt, 0.0) * _capacity(server)
 
