@@ -195,10 +195,10 @@ class EventSession(Session):
         world.seen[routing.looks_at_memory == 0, SEEN_MEMORY] = np.nan
         world.seen[routing.looks_up == 0, SEEN_CACHED] = np.nan
         world.seen[:, SEEN_SPEED] = np.array(speeds)[world.servers.pool]
-        world.stages.prefill_weight, world.stages.decode_weight = network.router_weights.T
         world = world._replace(params=frozen(np.concatenate(params)))
-        if self.of_server:  # nothing asks for means, which take time to sample
+        if self.of_server:  # nothing asks for means, which may be sampled
             return world
+        world.stages.prefill_weight, world.stages.decode_weight = network.router_weights.T
         return world._replace(
             onward=np.ascontiguousarray(network.onward, np.float64),
             means=np.column_stack([network.prefill_means, network.decode_means]).astype(np.float64),
