@@ -15,13 +15,13 @@ TRACES = ROOT.parent / "shared" / "data" / "traces"
 
 @pytest.fixture
 def routers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "studies"))
     return importlib.import_module("routers_counting")
 
 
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "studies"))
     return importlib.import_module("apart_designs")
 
 

@@ -14,7 +14,7 @@ DATA = ROOT.parent / "shared" / "data"
 
 def _load():
     """Return the script that makes the tables of docs/real-runs.md."""
-    spec = importlib.util.spec_from_file_location("real_runs", ROOT / "docs" / "real_runs.py")
+    spec = importlib.util.spec_from_file_location("real_runs", ROOT / "benchmarks" / "studies" / "real_runs.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

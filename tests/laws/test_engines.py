@@ -232,11 +232,12 @@ def test_sglangs_mixed_chunks_fill_the_budget_beside_a_prompt_of_max_prefill_tok
 @pytest.mark.slow
 def test_the_page_about_engines_shows_what_audits_find():
     """All small systems and thousands of larger ones; the smallest counter-examples, and the highest stable rates."""
-    folder = Path(__file__).parents[2] / "docs"
-    specification = importlib.util.spec_from_file_location("engine_audits", folder / "engine_audits.py")
+    root = Path(__file__).parents[2]
+    script = root / "benchmarks" / "studies" / "engine_audits.py"
+    specification = importlib.util.spec_from_file_location("engine_audits", script)
     audits = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(audits)
-    page = (folder / "engines.md").read_text()
+    page = (root / "docs" / "engines.md").read_text()
     findings = [audits.search(*scheduler) for scheduler in audits.SCHEDULERS]
     for table in (*audits.tables(findings).split("\n\n"), audits.max_rates()):
         assert table in page

@@ -1,6 +1,6 @@
 """Layer profiles become batch times: exact where measured, straight lines between, refused beyond.
 
-So do those of deployments of several accelerators, which docs/real_runs.py makes of them.
+So do those of deployments of several accelerators, which benchmarks/studies/real_runs.py makes of them.
 """
 
 import gzip
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from docs.real_runs import Deployment, Link, dealt
+from benchmarks.studies.real_runs import Deployment, Link, dealt
 from paper.batches import Batches, draw_batches
 from paper.layer_times import Grid, LayerTimes, read_llmservingsim, read_vidur
 

@@ -14,7 +14,7 @@ from penstock.errors import InputError, nearest
 from penstock.system.models.kernels import Shares, Sheet
 
 OUT = Path(__file__).parent / "kernel_times.yaml"
-"""Fitted parameters, with their errors; written by `docs/kernel_fits.py`."""
+"""Fitted parameters, with their errors; written by `benchmarks/studies/kernel_fits.py`."""
 
 _A100_FLOPS = {"bf16": 3.12e14, "int8": 6.24e14}
 _H100_FLOPS = {"bf16": 9.89e14, "fp8": 1.98e15, "int8": 1.98e15}

@@ -40,7 +40,7 @@ class EngineFit:
     # By measure (`tpot`, `ttft`, and `throughput` at the largest concurrency of each length): a
     # factor that nine of ten predictions were within; and `half` of the throughputs.
     within: Mapping[str, float]
-    # Rows of these runs, and those of a model that was left out, Qwen3-32B (`docs/how_far_off.py`);
+    # Rows of these runs, and those of a model that was left out, Qwen3-32B;
     # and how many of them have a throughput.
     points: int
     throughputs: int

@@ -3,10 +3,10 @@
 A kernel moves bytes and computes. Where one of the two takes much longer it decides; in between
 both count: t = floor + (memory^p + compute^p)^(1/p), a maximum with a rounded corner.
 
-Each operation has a few parameters for each GPU, fitted to measured kernel times
-(`docs/kernel_fits.py`): the shares of the sheet values that it reaches, the time of the smallest
-call, and how sharp the corner is. A GPU whose kernels nobody measured gets the roofline of its
-sheet with usual shares.
+Each operation has a few parameters for each GPU, fitted to measured kernel times (the study
+`kernel_fits.py`): the shares of the sheet values that it reaches, the time of the smallest call,
+and how sharp the corner is. A GPU whose kernels nobody measured gets the roofline of its sheet with
+usual shares.
 """
 
 import dataclasses

@@ -16,7 +16,7 @@ against the requests that arrive; then, of the second server with admission by i
 arriving than it can carry, against the max batch size. Counted over the second half of the
 arrivals.
 
-Run ``python docs/memory_cliff.py``; it writes ``docs/figures/memory_cliff.svg`` and
+Run ``python benchmarks/studies/memory_cliff.py``; it writes ``docs/figures/memory_cliff.svg`` and
 ``memory_batch_size.svg``.
 """
 
@@ -183,7 +183,7 @@ def main() -> None:
         name: chart.configure_axis(gridColor=charts.GRID).configure_legend(orient="top")
         for name, chart in {"memory_cliff": cliff, "memory_batch_size": batch_size}.items()
     }
-    charts.save(drawn, Path(__file__).parent / "figures")
+    charts.save(drawn, Path(__file__).parents[2] / "docs" / "figures")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ are the optimum of a linear program, found by cutting planes: the batch that is 
 its time, and the cheapest way to cut each prompt, are dynamic programs. Prices are linear between
 knots.
 
-Run ``python docs/adaptive_bound.py NUMBER ...`` with numbers of points of
-``docs/adaptive_sweep.py``; it prints the bound and what MaxWeight carries, as shares of the
+Run ``python benchmarks/studies/adaptive_bound.py NUMBER ...`` with numbers of points of
+``adaptive_sweep.py``; it prints the bound and what MaxWeight carries, as shares of the
 region's boundary, with lengths 10 and 3 times as long and as drawn.
 """
 

@@ -1,4 +1,4 @@
-"""Routers of one's own for `docs/routers.py`: with what was sent since the last report, with what
+"""Routers of one's own for `routers.py`: with what was sent since the last report, with what
 waits, by the tokens that are left to do, and with sessions spread over equal replicas.
 """
 

@@ -1,6 +1,6 @@
 """Deployments of InferenceX points, as a calibration reads them: rows, and the shape behind them.
 
-Read by `docs/prior_fits.py` and `docs/how_far_off_calibrated.py`.
+Read by `prior_fits.py` and `how_far_off_calibrated.py`.
 """
 
 import dataclasses

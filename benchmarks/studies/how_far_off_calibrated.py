@@ -1,13 +1,13 @@
 """How far off calibrations on a few points are, held against the points that were not fitted.
 
-    python docs/how_far_off_calibrated.py ../shared/data vllm
+    python benchmarks/studies/how_far_off_calibrated.py ../shared/data vllm
 
 Each deployment of InferenceX is calibrated with its shape as the prior, and judged twice: on three
 points (with the fewest, the most, and a middle number of requests in flight), all others judged;
 and on three points of one prompt and output length, those of all other lengths judged. Beside it
 stand the shape without rows, a straight line between the fitted points, and a queue with three
 parameters. The priors of each are fitted to all other deployments of its engine
-(`docs/prior_fits.py`); never to Qwen3-32B and the B200, which are judged apart, with the priors
+(`prior_fits.py`); never to Qwen3-32B and the B200, which are judged apart, with the priors
 that are shipped.
 """
 

@@ -12,7 +12,7 @@ weights leave:
 Rates are 0.8 of what jsq carries with a queue that never empties. Intervals are 95%, by Student's t
 over runs with other seeds.
 
-Run ``python docs/routers.py FOLDER``, where FOLDER has azure_llm_2023_conv.csv,
+Run ``python benchmarks/studies/routers.py FOLDER``, where FOLDER has azure_llm_2023_conv.csv,
 mooncake_fast25_conversation_trace.jsonl.gz and weka_claude_code_requests.parquet; it prints the
 tables as Markdown and writes ``docs/figures/routers.svg``.
 """
@@ -192,7 +192,7 @@ def main(folder: Path) -> None:
         server=engine("llama-2-70b-h100-tp8", 512, memory=10),
     )  # fmt: skip
     study(ample, rate, ("jsq", "session", "scored"))
-    charts.save({"routers": drawn(rows)}, Path(__file__).parent / "figures")
+    charts.save({"routers": drawn(rows)}, Path(__file__).parents[2] / "docs" / "figures")
 
 
 if __name__ == "__main__":

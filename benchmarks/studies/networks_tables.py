@@ -1,8 +1,9 @@
 """The tables of docs/networks.md on routers, disaggregation and sessions, printed as Markdown; some
 seconds each.
 
-``python docs/networks_tables.py routers``; ``disaggregated FOLDER`` and ``sessions FOLDER`` read
-the public traces azure_llm_2023_conv.csv and weka_claude_code_requests.parquet from that folder.
+``python benchmarks/studies/networks_tables.py routers``; ``disaggregated FOLDER`` and ``sessions
+FOLDER`` read the public traces azure_llm_2023_conv.csv and weka_claude_code_requests.parquet from
+that folder.
 """
 
 import sys

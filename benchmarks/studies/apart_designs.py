@@ -1,4 +1,4 @@
-"""Eight replicas of vLLM, all for both phases or some for each, simulated for `docs/apart.py`."""
+"""Eight replicas of vLLM, all for both phases or some for each, simulated for `apart.py`."""
 
 from typing import NamedTuple
 

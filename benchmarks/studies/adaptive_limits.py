@@ -1,10 +1,10 @@
 """Print what MaxWeight carries on rough measured tables, and what adaptive policies carry in scope
 ``running``.
 
-``python docs/adaptive_limits.py tables`` draws 120 tables (scope ``batch``) and prints the largest
-of five shares of the region's boundary at which `penstock.verdict` says stable (half an hour of
-processor time). ``running`` takes four servers of a preset and the first 20 points of
-``docs/adaptive_sweep.py`` whose max batch size is below the token budget, and prints
+``python benchmarks/studies/adaptive_limits.py tables`` draws 120 tables (scope ``batch``) and
+prints the largest of five shares of the region's boundary at which `penstock.verdict` says stable
+(half an hour of processor time). ``running`` takes four servers of a preset and the first 20 points
+of ``adaptive_sweep.py`` whose max batch size is below the token budget, and prints
 `penstock.max_rate` as a share of the boundary, for each policy (15 minutes); that search begins at
 0.98.
 """

@@ -1,6 +1,6 @@
 """Fit the kernel model to measured kernel times: what `system/models/kernel_times.yaml` ships.
 
-    python docs/kernel_fits.py ../shared/data/profiling/aiconfigurator [GPU ...]
+    python benchmarks/studies/kernel_fits.py ../shared/data/profiling/aiconfigurator [GPU ...]
 
 Four rows of five are fitted, the fifth is held out, and errors are those of the fifth. Rows that
 no model serves are left out: matrices with fewer than 512 columns or rows, 16,384 tokens and more.
@@ -38,7 +38,7 @@ FEWEST_ROWS = 50
 DEEPSEEK = {"hidden": 7168, "query_rank": 1536, "kv_rank": 512, "rope": 64, "plain": 128}
 
 HEAD = """\
-# Parameters of kernel times, fitted by docs/kernel_fits.py to measurements that
+# Parameters of kernel times, fitted by benchmarks/studies/kernel_fits.py to measurements that
 # ai-dynamo/aiconfigurator publishes (commit 095f58a, Apache-2.0), made with the kernels of vLLM
 # 0.14 to 0.22; errors are those of rows that were held out.
 """

@@ -3,7 +3,7 @@
 
 Requests that wait for prefill at the start, scaled by their number, at load .8, under the two
 orders that f1-f7 do not tell apart: decode first (Sarathi-Serve) and prefill first (Orca). Run
-``python docs/fluid_limits.py``.
+``python benchmarks/studies/fluid_limits.py``.
 """
 
 from pathlib import Path
@@ -96,7 +96,9 @@ def main() -> None:
             "budget 1,024"
         )
         chart = trajectories(path, runs, about)
-        charts.save({f"fluid_limits_{policy}": chart}, Path(__file__).parent / "figures")
+        charts.save(
+            {f"fluid_limits_{policy}": chart}, Path(__file__).parents[2] / "docs" / "figures"
+        )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """How far off batch times from shapes and kernels are, on InferenceX points.
 
-    python docs/how_far_off.py ../shared/data
+    python benchmarks/studies/how_far_off.py ../shared/data
 
 Each point is a closed loop of `batch_size` requests, simulated: ten requests for each in flight,
 all of the first at once, lengths evenly between 80% and 100% of those named. The same point occurs
 up to three times in the file, under several names; it counts once.
 
-Constants of the host (`docs/host_fits.py`), the floor of latent attention and what 4-bit experts
+Constants of the host (`host_fits.py`), the floor of latent attention and what 4-bit experts
 reach were fitted to every second row with fewer than 8,000 output tokens of the models that
 `hosts.yaml` names. Nothing was fitted to Qwen3-32B, to the B200, to rows that state no precision,
 or to vLLM before 0.16.

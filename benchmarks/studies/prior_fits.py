@@ -1,6 +1,6 @@
 """Fit how far off shapes usually are: the sections of `measuring/calibration/shape_priors.yaml`.
 
-    python docs/prior_fits.py ../shared/data vllm sglang trtllm
+    python benchmarks/studies/prior_fits.py ../shared/data vllm sglang trtllm
 
 Every deployment of InferenceX with six points or more is fitted to up to ten of them, with priors
 so wide that they say next to nothing. What its parameters and their uncertainty are then says how

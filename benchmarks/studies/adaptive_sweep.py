@@ -7,8 +7,8 @@ a point is a direction, so its rate is put at .98 of what the stability region a
 its whole token budget and with every multiple of b0 below it, one after the other until one is
 stable.
 
-Run ``python docs/adaptive_sweep.py`` (7.5 minutes of processor time, on two cores); it writes
-``docs/figures/adaptive_sweep.svg`` and prints the points that fail.
+Run ``python benchmarks/studies/adaptive_sweep.py`` (7.5 minutes of processor time, on two cores);
+it writes ``docs/figures/adaptive_sweep.svg`` and prints the points that fail.
 """
 
 import concurrent.futures
@@ -151,7 +151,7 @@ def draw(rows: list[dict[str, str | float]], order: list[str]) -> None:
         .configure_axis(gridColor=charts.GRID, labelLimit=300)
         .configure_legend(orient="top")
     )
-    charts.save({"adaptive_sweep": chart}, Path(__file__).parent / "figures")
+    charts.save({"adaptive_sweep": chart}, Path(__file__).parents[2] / "docs" / "figures")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Fit what an engine adds to the kernels: the constants of `system/models/hosts.yaml`.
 
-    python docs/host_fits.py ../shared/data vllm
+    python benchmarks/studies/host_fits.py ../shared/data vllm
 
 A search along one constant after another, on every second InferenceX point with fewer than 8,000
 output tokens of the models that the file names for the engine. It begins at what is shipped,

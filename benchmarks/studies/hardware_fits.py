@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+from real_runs import Deployment, Link
 
 import penstock as ps
-from docs.real_runs import Deployment, Link
 from paper.batches import draw_batches
 from paper.layer_times import read_llmservingsim
 from penstock.measuring.fitting.batches import MeasuredBatches

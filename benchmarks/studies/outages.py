@@ -4,8 +4,8 @@ Azure conversations, drawn anew with Poisson arrivals, at eight replicas of Code
 A100 (80 GB) each behind jsq: vLLM, token budget 512, 65,536 tokens of KV memory. A replica dies 20
 minutes into the run and is back after five; its requests are sent again at once.
 
-Run ``python docs/outages.py``; it prints how long the queue takes to recover, and writes
-``docs/figures/outages.svg``.
+Run ``python benchmarks/studies/outages.py``; it prints how long the queue takes to recover, and
+writes ``docs/figures/outages.svg``.
 """
 
 from pathlib import Path
@@ -96,7 +96,7 @@ def main() -> None:
         .configure_axis(gridColor=charts.GRID)
         .configure_legend(orient="top")
     )
-    charts.save({"outages": chart}, Path(__file__).parent / "figures")
+    charts.save({"outages": chart}, Path(__file__).parents[2] / "docs" / "figures")
 
 
 if __name__ == "__main__":

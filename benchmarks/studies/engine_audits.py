@@ -7,7 +7,8 @@ token budget that what waited could have filled. Those that survive serve random
 requests as well. What it all comes to is the highest rate at which each is stable. Two engines are
 drawn at the same six requests.
 
-Run ``python docs/engine_audits.py``; it prints the tables of docs/engines.md and writes its figure.
+Run ``python benchmarks/studies/engine_audits.py``; it prints the tables of docs/engines.md and
+writes its figure.
 """
 
 import itertools
@@ -26,7 +27,7 @@ from penstock.show import charts
 REQUESTS, TOKENS, GAP = 3, 6, 2  # of the largest of the small systems; ticks between arrivals
 RANDOM = 2_000
 BATCH_TIME = ps.hardware("codellama-34b-a100-tp1").batch_time
-FIGURE = Path(__file__).parent / "figures" / "engine_gantt.svg"
+FIGURE = Path(__file__).parents[2] / "docs" / "figures" / "engine_gantt.svg"
 
 STATIC, PACKED = {"capacity": "static_batch"}, {"capacity": "max_utilization"}
 CHUNKED, MIXED = {"chunked_context": True}, {"mixed_chunk": True}

@@ -5,8 +5,8 @@ begins. Geometric lengths, means of 129 prompt and 112 output tokens; vLLM, toke
 running requests, ample memory. Each draft is right with chance .7 if those before it are; what
 drafts them takes no time (n-grams).
 
-Run ``python docs/speculation.py``; it prints the table, the loads at which drafts begin to hurt and
-the highest stable rates, and writes ``docs/figures/speculation.svg``.
+Run ``python benchmarks/studies/speculation.py``; it prints the table, the loads at which drafts
+begin to hurt and the highest stable rates, and writes ``docs/figures/speculation.svg``.
 """
 
 from pathlib import Path
@@ -78,7 +78,7 @@ def main() -> None:
         .configure_axis(gridColor=charts.GRID)
         .configure_legend(orient="top")
     )
-    charts.save({"speculation": chart}, Path(__file__).parent / "figures")
+    charts.save({"speculation": chart}, Path(__file__).parents[2] / "docs" / "figures")
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ which a job leaves. At a load of .65 of each server the path from a backlog of o
 out, at .50 it spirals in: the limit is .5588. With the priorities turned around a load of .90
 drains in one go.
 
-Run ``python docs/networks_spirals.py``; it writes ``docs/figures/networks_spirals.svg``,
-``networks_graph.svg`` and ``networks_queues.svg``: the graph, and the queues of the simulation
-under both orders.
+Run ``python benchmarks/studies/networks_spirals.py``; it writes
+``docs/figures/networks_spirals.svg``, ``networks_graph.svg`` and ``networks_queues.svg``: the
+graph, and the queues of the simulation under both orders.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from penstock.show import charts
 from penstock.theory.network.fluid import network_path
 
 LOAD = 0.9  # of the file
-DOCS = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 REVERSED = {
     "retrieval": ["search.look_up", "complaint.look_into"],
     "communication": ["complaint.understand", "search.reply"],
@@ -98,7 +98,7 @@ def arrows(x: np.ndarray, y: np.ndarray) -> pl.DataFrame:
 
 def main() -> None:
     """Compute, simulate and draw."""
-    network = read_scenario(DOCS.parent / "examples" / "rybko_stolyar.yaml").network
+    network = read_scenario(ROOT / "examples" / "rybko_stolyar.yaml").network
     spirals = alt.hconcat(
         spiral(network, 0.65, 16, "These priorities, load .65"),
         spiral(network, 0.5, 24, "These priorities, load .50"),
@@ -120,7 +120,7 @@ def main() -> None:
     queues = alt.vconcat(*rows).resolve_scale(color="shared").configure_axis(gridColor=charts.GRID)
     graph = plotting_network.network_graph(network, ps.certify(network))
     drawings = {"networks_spirals": spirals, "networks_queues": queues, "networks_graph": graph}
-    for path in charts.save(drawings, DOCS / "figures"):
+    for path in charts.save(drawings, ROOT / "docs" / "figures"):
         if path.suffix == ".png":
             path.unlink()
 

@@ -14,7 +14,7 @@ A load of 1 is what the eight finish per second behind a queue, all serving both
 replicas for prompts too. Counted are the jobs that arrive in the last three quarters of 300 s; the
 times between tokens of all.
 
-Run ``python docs/apart.py``; it prints the tables as Markdown and writes
+Run ``python benchmarks/studies/apart.py``; it prints the tables as Markdown and writes
 ``docs/figures/apart.svg``.
 """
 
@@ -176,7 +176,7 @@ def main() -> None:
             "up to 1,024 running": split._replace(slots=1024),
         }
         look_at(workload, 0.6 * full, removed)
-    charts.save({"apart": drawn(rows)}, Path(__file__).parent / "figures")
+    charts.save({"apart": drawn(rows)}, Path(__file__).parents[2] / "docs" / "figures")
 
 
 if __name__ == "__main__":
