@@ -18,7 +18,7 @@ from penstock.theory.network.cycles import priority_stability
 from penstock.theory.network.fluid import network_path
 from penstock.theory.network.virtual_stations import priority_limit, worst_priority
 
-JOBS = 400_000  # docs/networks.md has 4 million
+JOBS = 400_000  # docs/theory/many-servers.md has 4 million
 ORDERS_AT = 0.9  # the load at which orders are compared: one of those in E2E
 STABLE_AT, UNSTABLE_AT = 0.54, 0.58  # on either side of the limit of the paper's priorities
 PUSH_AT = 0.556  # between that of a push start and that of the paper's priorities
