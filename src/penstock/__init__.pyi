@@ -40,7 +40,8 @@ from .system.pool import Pool
 from .system.presets import HARDWARE, hardware
 from .system.routing import ROUTERS, Router, router
 from .system.server import Server
-from .theory.certificate import Certificate, certify
+from .theory.certificate import Certificate
+from .theory.certify import certify
 from .theory.fluid import FluidPath, fluid
 from .theory.latency_bounds import lower_bounds
 from .theory.mean_backlog import MeanBacklog

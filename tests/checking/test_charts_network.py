@@ -23,7 +23,7 @@ from penstock.scenario.scenario import read_scenario
 from penstock.show import charts
 from penstock.simulation.simulate import simulate
 from penstock.system.network import Network, Pool
-from penstock.theory.certificate import certify
+from penstock.theory.certify import certify
 from penstock.workload.stage import Stage
 from penstock.workload.workflow import Workflow
 

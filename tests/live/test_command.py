@@ -14,7 +14,6 @@ from penstock.live import rounds
 from penstock.live.given_engine import described_engine
 from penstock.live.recording import Recorder
 from penstock.live.scrape import Scrape
-from penstock.system.batch_time_file import section_of
 from tests.live.conftest import Server, Told
 from tests.live.engines_simulated import HOST_S, engine, scrapes
 from tests.live.vllm_page import page
@@ -100,7 +99,7 @@ def test_saved_pages_are_not_exported(penstock: Penstock, pages: list[Path]) -> 
 def engine_file(tmp_path: Path) -> tuple[object, ...]:
     """Return the options that describe the simulated engine."""
     path = tmp_path / "engine.yaml"
-    times = section_of(engine(HOST_S).batch_time)
+    times = engine(HOST_S).batch_time.as_section()
     path.write_text(yaml.dump({"description": "simulated", "source": "simulated", "batch_time": times}))
     return ("--batch-time", path, "--token-budget", 128, "--max-batch-size", 64, "--kv-tokens", 32_000)
 

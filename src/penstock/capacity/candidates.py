@@ -14,7 +14,8 @@ from penstock.system.batch_time import MOST_TOKENS, BatchTime
 from penstock.system.policies import resolve
 from penstock.system.scheduler import Scheduler
 from penstock.system.server import Server
-from penstock.theory.certificate import Certificate, certify
+from penstock.theory.certificate import Certificate
+from penstock.theory.certify import certify
 from penstock.theory.region import sarathi_region
 from penstock.workload.workload import Workload
 

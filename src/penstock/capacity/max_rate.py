@@ -25,7 +25,8 @@ from penstock.errors import InputError
 from penstock.simulation.progress import Progress, in_parts, part_of
 from penstock.system.kinds import as_network, refuse
 from penstock.system.server import Server
-from penstock.theory.certificate import Certificate, certify
+from penstock.theory.certificate import Certificate
+from penstock.theory.certify import certify
 from penstock.theory.ends import Ends, server_ends
 from penstock.workload.workload import Workload
 

@@ -17,7 +17,7 @@ from penstock.simulation.run import Run
 from penstock.simulation.simulate import RunOptions, run_network
 from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
-from penstock.theory.certificate import certify
+from penstock.theory.certify import certify
 from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:

@@ -29,7 +29,8 @@ from penstock.system.kinds import OfSystem, as_network, refuse, refuse_of_client
 from penstock.system.outages import Outage, listed
 from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
-from penstock.theory.certificate import SPIRAL, VIRTUAL, Certificate, certify
+from penstock.theory.certificate import SPIRAL, VIRTUAL, Certificate
+from penstock.theory.certify import certify
 from penstock.workload.workload import ClosedLoop, Workload
 
 if TYPE_CHECKING:

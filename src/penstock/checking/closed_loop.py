@@ -24,7 +24,7 @@ from penstock.simulation.run import Run
 from penstock.simulation.simulate import length_of_run, simulate
 from penstock.system.prefix_cache import as_serving, front_notes, unsaid
 from penstock.system.server import Server
-from penstock.theory.certificate import certify
+from penstock.theory.certify import certify
 from penstock.words import counted
 from penstock.workload.workload import ClosedLoop
 

@@ -221,7 +221,7 @@ def simulate(
     from penstock.checking.view import run_page
     from penstock.simulation.simulate import simulate as run_once
     from penstock.system.prefix_cache import front_notes, unsaid
-    from penstock.theory.certificate import certify
+    from penstock.theory.certify import certify
     from penstock.theory.kv_blocks import served
 
     asked = check_server.RunAsked(chosen.workload, chosen.arrivals, chosen.until)  # or refused

@@ -18,7 +18,8 @@ from penstock.checking.verdict import RESOLUTION_OF_NETWORKS, verdict
 from penstock.simulation.progress import silent
 from penstock.simulation.simulate import RunOptions, run_server
 from penstock.system.server import Server
-from penstock.theory.certificate import Certificate, certify
+from penstock.theory.certificate import Certificate
+from penstock.theory.certify import certify
 from penstock.theory.ends import Ends, known_of, network_ends, server_ends
 from penstock.words import METRICS
 from penstock.workload.workload import ClosedLoop, Workload

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, TypeAdapter
 from penstock.errors import InputError
 from penstock.live.reading import Z95, FittedTimes
 from penstock.system.batch_time import BatchTime
-from penstock.system.batch_time_file import BatchTimeSection, section_of
+from penstock.system.batch_time_file import BatchTimeSection
 from penstock.words import counted
 
 _REACH = 0.5  # share of a full batch that batches must have reached to say how long it takes
@@ -61,7 +61,7 @@ class Seen:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain data, for a recording."""
-        model = None if self.model is None else section_of(self.model)
+        model = None if self.model is None else self.model.as_section()
         return dataclasses.asdict(dataclasses.replace(self, model=None)) | {"model": model}
 
     @classmethod

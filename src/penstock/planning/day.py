@@ -27,7 +27,7 @@ from penstock.planning.space import Family
 from penstock.planning.targets_at_rate import TargetsAtRate
 from penstock.show.page import Page, Shown
 from penstock.system.pool import MOST_REPLICAS
-from penstock.theory.certificate import certify
+from penstock.theory.certify import certify
 from penstock.words import counted, span
 from penstock.workload.workload import Workload
 

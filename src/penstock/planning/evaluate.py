@@ -38,7 +38,8 @@ from penstock.system.network import Network
 from penstock.system.network_checks import refuse_in_vain
 from penstock.system.pool import Pool
 from penstock.system.server import Server
-from penstock.theory.certificate import Certificate, certify
+from penstock.theory.certificate import Certificate
+from penstock.theory.certify import certify
 from penstock.theory.kv_blocks import drawn, served
 from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload

@@ -24,7 +24,7 @@ from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.pool import MOST_REPLICAS
 from penstock.system.server import Server
-from penstock.theory.certificate import certify
+from penstock.theory.certify import certify
 from penstock.workload.arrivals import BLOCK
 from penstock.workload.jobs import Requests
 from penstock.workload.lengths import Recorded, Tokens

@@ -14,7 +14,7 @@ from penstock.planning.search import Report, Search
 from penstock.planning.space import Discarded, Family
 from penstock.planning.targets_at_rate import TargetsAtRate, at_both_ends
 from penstock.system.models.served import ShapedHardware
-from penstock.theory.certificate import certify
+from penstock.theory.certify import certify
 
 BEYOND = 1.5
 """Times the cost of the best at which a fleet of other hardware is no longer looked for."""

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from penstock.document import Section, Whole, parsed, short, stays_in, with_keys_of, within
 from penstock.scenario.pools import PoolSection
-from penstock.scenario.scenario import COUNT, DEFAULT_ARRIVALS, RunSection
+from penstock.scenario.run_section import COUNT, DEFAULT_ARRIVALS, RunSection
 from penstock.scenario.workflows import WorkflowSection
 from penstock.system.network import Network
 from penstock.system.network_checks import refuse_in_vain

@@ -8,7 +8,7 @@ from penstock.checking.head import first_lines
 from penstock.serving.controls import Case
 from penstock.show.page import Line, tone
 from penstock.system.prefix_cache import as_serving
-from penstock.theory.certificate import certify
+from penstock.theory.certify import certify
 from penstock.theory.kv_blocks import least_on_average
 from penstock.theory.latency_bounds import lower_bounds
 from penstock.theory.load import load

@@ -12,7 +12,8 @@ import polars as pl
 from penstock import checks
 from penstock.document import Section, Whole, files_named, parsed, read_document
 from penstock.errors import InputError
-from penstock.scenario.scenario import DEFAULT_ARRIVALS, describes_network
+from penstock.scenario.run_section import DEFAULT_ARRIVALS
+from penstock.scenario.scenario import describes_network
 from penstock.sweeping import grid, store, workers
 from penstock.sweeping.fields import resolved
 from penstock.sweeping.grid import Point

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from penstock.checking.doubt import end_of
 from penstock.document import Section, one_line
 from penstock.errors import InputError
-from penstock.scenario.scenario import DEFAULT_ARRIVALS, SimulateSection
+from penstock.scenario.run_section import DEFAULT_ARRIVALS
+from penstock.scenario.scenario import SimulateSection
 from penstock.scenario.server import ServerSection
 from penstock.scenario.workload import WorkloadSection
 from penstock.simulation.run import Run
@@ -21,7 +22,7 @@ from penstock.simulation.simulate import simulate
 from penstock.sweeping.fields import at
 from penstock.sweeping.grid import Point
 from penstock.system.server import Server
-from penstock.theory.certificate import certify
+from penstock.theory.certify import certify
 from penstock.theory.ends import server_ends
 from penstock.words import METRICS, STATISTICS
 from penstock.workload.workload import Workload

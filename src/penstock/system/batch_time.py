@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.fields import Checked, Key, Range, keys_of
+from penstock.fields import Checked, Key, Range, in_keys, keys_of
 from penstock.inputs.arrays import Floats
 from penstock.inputs.caching import cached
 
@@ -150,6 +150,13 @@ class BatchTime(abc.ABC):
             "time; give another"
         )
 
+    def as_section(self) -> dict[str, Any]:
+        """Return the model as a scenario's ``batch_time`` says it."""
+        raise InputError(
+            f"{checks.shown(self)} is a model of your own, which a file cannot hold; give a table "
+            "of it, Measured"
+        )
+
     def table(self, token_budget: int) -> Floats:
         """Return t_b for b = 0 .. token_budget, in seconds; shape (token_budget + 1,)."""
         remedy = "a batch carries at least one token"
@@ -206,6 +213,10 @@ class _Formula(Checked, BatchTime):
         """Return times so many seconds longer."""
         return dataclasses.replace(self, c=self.c + seconds)  # type: ignore[type-var]
 
+    def as_section(self) -> dict[str, Any]:
+        """Return the formula under its name."""
+        return {type(self).__name__.lower(): in_keys(self)}
+
     def settle(self) -> None:
         """Refuse one by which a token takes no time."""
         if self._seconds(np.ones(1))[0] < SHORTEST_S:
@@ -233,6 +244,10 @@ class PiecewiseConstant(_Formula):
     c: Annotated[float, _cost(), _C_MS]
     a: Annotated[float, _cost(), Key("a_ms", 1e3, "ms")]
     b0: Annotated[int, _BLOCK, Key("b0")]
+
+    def as_section(self) -> dict[str, Any]:
+        """Return c_ms, a_ms and b0."""
+        return in_keys(self)
 
     def _seconds(self, tokens: Floats) -> Floats:
         return self.c + self.a * np.ceil(tokens / self.b0)
@@ -364,6 +379,10 @@ class Composition(Checked, BatchTime):
         if mixed is None:
             mixed = alone
         return alone, mixed
+
+    def as_section(self) -> dict[str, Any]:
+        """Return what batches take by token load, and what attention takes."""
+        return {"composition": {"linear": self.linear.as_section(), **in_keys(self)}}
 
     def _seconds(self, tokens: Floats) -> Floats:
         """Return a time that no batch of so many tokens stays below: the fewest pairs."""

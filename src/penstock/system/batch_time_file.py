@@ -11,7 +11,7 @@ from pydantic import Field
 from penstock import checks
 from penstock.document import Section, parsed, read_document, the_one, with_keys_of, within
 from penstock.errors import InputError
-from penstock.fields import in_keys, keys_of
+from penstock.fields import keys_of
 from penstock.show.files import write_whole
 from penstock.system.batch_time import Affine, BatchTime, Composition, Hinge, PiecewiseConstant
 from penstock.system.gpu_memory import Gpu
@@ -300,7 +300,7 @@ def write_batch_time(path: str | Path, file: BatchTimeFile) -> None:
         written.
     """
     fields = {name: getattr(file, name) for name in _File.model_fields} | {
-        "batch_time": section_of(file.batch_time)
+        "batch_time": file.batch_time.as_section()
     }
     content = {name: value for name, value in fields.items() if value}
     try:
@@ -308,22 +308,3 @@ def write_batch_time(path: str | Path, file: BatchTimeFile) -> None:
         write_whole(Path(path), text.encode())
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; choose another place") from None
-
-
-def section_of(model: BatchTime) -> dict[str, Any]:
-    """Return a model as a scenario's ``batch_time`` says it."""
-    match model:
-        case PiecewiseConstant() | Affine() | Hinge():
-            name = type(model).__name__.lower()
-            if name in _FORMS:
-                return {name: in_keys(model)}
-            return in_keys(model)
-        case Measured(tokens, seconds):
-            return {"measured": {"tokens": list(tokens), "ms": [s * 1e3 for s in seconds]}}
-        case Composition():
-            return {"composition": {"linear": section_of(model.linear), **in_keys(model)}}
-        case _:
-            raise InputError(
-                f"{checks.shown(model)} is a model of your own, which a file cannot hold; give a "
-                "table of it, Measured"
-            )

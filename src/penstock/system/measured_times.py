@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -119,6 +120,10 @@ class Measured(BatchTime):
     def with_host(self, seconds: float) -> BatchTime:
         """Return times so many seconds longer."""
         return dataclasses.replace(self, seconds=[time + seconds for time in self.seconds])
+
+    def as_section(self) -> dict[str, Any]:
+        """Return the rows."""
+        return {"measured": {"tokens": list(self.tokens), "ms": [s * 1e3 for s in self.seconds]}}
 
     def refuse_falling(self, name: str) -> None:
         """Refuse times that fall from one load to a larger one by more than measurements do."""

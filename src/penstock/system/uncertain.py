@@ -137,9 +137,7 @@ class Allowed:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as a batch-time file holds it."""
-        from penstock.system.batch_time_file import section_of
-
-        return {"extremes": [section_of(extreme) for extreme in self.extremes], **_seen(self)}
+        return {"extremes": [extreme.as_section() for extreme in self.extremes], **_seen(self)}
 
 
 @dataclasses.dataclass(frozen=True)

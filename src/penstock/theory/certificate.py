@@ -48,12 +48,11 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from penstock.errors import InputError
-from penstock.system.kinds import as_network
 from penstock.system.server import Server
 from penstock.theory.attention import prefill_at_least
 from penstock.theory.hypotheses import (
@@ -62,7 +61,6 @@ from penstock.theory.hypotheses import (
     Proof,
     Verdict,
     if_trusted,
-    of_replica,
     of_requests,
     of_sample,
     of_sampled_limit,
@@ -70,17 +68,15 @@ from penstock.theory.hypotheses import (
 )
 from penstock.theory.kv_blocks import drawn
 from penstock.theory.limits import Bound, Limit, PoolLoad, as_bounds, tightest
-from penstock.theory.load import Load, load, refuse_no_rate
-from penstock.workload.workload import Workload
+from penstock.theory.load import Load
 
 if TYPE_CHECKING:
-    from penstock.system.network import Network
     from penstock.theory.mean_backlog import MeanBacklog
     from penstock.theory.network.cycles import GlobalStability
     from penstock.theory.network.loads import JoinBound
     from penstock.theory.network.virtual_stations import VirtualStation
 
-__all__ = ["CRITICAL_BAND", "Bound", "Certificate", "Hypothesis", "Verdict", "certify"]
+__all__ = ["CRITICAL_BAND", "Bound", "Certificate", "Hypothesis", "Verdict"]
 
 # As readers are told of the paper's theorems: thm:main (b), thm:multi-class, thm:dag,
 # thm:fork-join, pro:parallel and rem:jsq+.
@@ -276,41 +272,6 @@ class Certificate:
                 for join in self.joins
             ],
         }
-
-
-@overload
-def certify(workload: Workload, server: Server) -> Certificate: ...
-@overload
-def certify(network: "Network", /) -> Certificate: ...
-def certify(workload: "Workload | Network", server: Server | None = None) -> Certificate:
-    """Say by theorem whether a workload on a server, or a network, is stable, where a theorem can.
-
-    A server is a network of one pool of one replica. Which theorems say *stable* and *unstable*,
-    and what they ask for, heads `penstock.theory.certificate`.
-
-    Parameters
-    ----------
-    workload, server
-        What arrives and what serves; or a network alone.
-
-    Returns
-    -------
-    Certificate
-        ``unknown`` where hypotheses fail, naming them, with the margin of the necessary condition.
-
-    Raises
-    ------
-    InputError
-        If something has no arrival rate, or a request of a server can never be served.
-    """
-    if isinstance(workload, Workload) and isinstance(server, Server):
-        refuse_no_rate(workload)
-        alone = load(workload, server)
-        return of_server(alone, of_replica(alone), by_arrival=server.order == "fcfs")
-    network = as_network("certify", workload, server)
-    from penstock.theory.network.certificate import of_network  # servers need not wait for it
-
-    return of_network(network)
 
 
 class Statement(NamedTuple):

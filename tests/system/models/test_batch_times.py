@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.system.batch_time_file import BatchTimeSection, section_of
+from penstock.system.batch_time_file import BatchTimeSection
 from penstock.system.models.batch_times import Host, LayerTimes
 from penstock.system.models.catalogue import catalogue, model_shape
 from penstock.system.models.gpus import SHEETS, known_gpu
@@ -120,6 +120,6 @@ def test_the_table_is_within_a_thousandth_of_the_layers_at_every_load(model: str
 
 def test_a_file_can_hold_it(tmp_path: object) -> None:
     composition = times_of("gpt-oss-20b").composition(2048)
-    again = BatchTimeSection.model_validate(section_of(composition)).build(None)  # type: ignore[arg-type]
+    again = BatchTimeSection.model_validate(composition.as_section()).build(None)  # type: ignore[arg-type]
     batch = {"prefill": [(700, 300)], "decode": [10, 5_000]}
     assert again.of_batch(**batch) == pytest.approx(composition.of_batch(**batch))  # type: ignore[arg-type]

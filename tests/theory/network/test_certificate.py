@@ -26,7 +26,8 @@ from penstock.system.network import Network, Pool
 from penstock.system.network_model import NetworkModel
 from penstock.system.orders import ORDERS, Order
 from penstock.system.routing import ROUTERS
-from penstock.theory.certificate import Certificate, certify
+from penstock.theory.certificate import Certificate
+from penstock.theory.certify import certify
 from penstock.theory.hypotheses import FILLS, SLOTS, Hypothesis
 from penstock.theory.network.certificate import of_pools
 from penstock.theory.network.demand import network_demand

@@ -58,9 +58,7 @@ def hardware(
 
 
 def _as_dict(entry: Any) -> dict[str, Any]:
-    from penstock.system.batch_time_file import section_of
-
-    said = {"name": entry.name} | vars(entry) | {"batch_time": section_of(entry.batch_time)}
+    said = {"name": entry.name} | vars(entry) | {"batch_time": entry.batch_time.as_section()}
     # A fit may hold what YAML knows and JSON not.
     document: dict[str, Any] = json.loads(json.dumps(said, default=str))
     return document

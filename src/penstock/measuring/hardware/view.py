@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from penstock.show.page import Fact, Page, Section, Table
 from penstock.system.batch_time import BatchTime, Composition
-from penstock.system.batch_time_file import BatchTimeFile, section_of
+from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.measured_times import Measured
 from penstock.words import counted
 
@@ -43,7 +43,7 @@ def hardware_page(entry: BatchTimeFile) -> Page:
         title=entry.name,
         heading=entry.description,
         sections=[
-            Section("Parameters", facts=_parameters(section_of(model))),
+            Section("Parameters", facts=_parameters(model.as_section())),
             Section("Batch times", tables=[batch_times(model)]),
             Section("", origin),
             Section("Fit", facts=fit, notes=entry.fit.get("warnings", ())),

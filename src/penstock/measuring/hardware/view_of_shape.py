@@ -4,7 +4,6 @@ from typing import Any
 
 from penstock.measuring.hardware.view import batch_times
 from penstock.show.page import Fact, Page, Section
-from penstock.system.batch_time_file import section_of
 from penstock.system.engines import ENGINES
 from penstock.system.gpu_memory import ModelMemory
 from penstock.system.models.served import ServedModel
@@ -33,7 +32,7 @@ def facts_of(served: ServedModel) -> dict[str, Any]:
         "token_budget": budget,
         "max_batch_size": slots,
         "kv_tokens": {"estimate": kv.tokens, "low": kv.low, "high": kv.high},
-        "batch_time": section_of(served.times.composition(_SHOWN_TOKENS)),
+        "batch_time": served.times.composition(_SHOWN_TOKENS).as_section(),
         "within_a_factor_of": served.within,
         "kernels_measured": served.gpu.measured,
         "source": served.fit.source,
