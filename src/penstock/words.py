@@ -33,6 +33,16 @@ def amount(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def whole(value: float) -> str:
+    """Return a number without decimals: ``2,160``."""
+    return f"{value:,.0f}"
+
+
+def share(value: float | None, decimals: int = 0) -> str:
+    """Return a share in percent: ``42%``; a dash if it is not known."""
+    return "-" if value is None or not math.isfinite(value) else f"{value:.{decimals}%}"
+
+
 def digits(value: float) -> str:
     """Return a number with three digits, and all before the point: ``0.0467``, ``2,160``."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -20,7 +20,8 @@ from penstock.checking.targets import (
 )
 from penstock.checking.verdict import checked_of_network, checked_of_server, verdict
 from penstock.errors import InputError
-from penstock.show.page import Page, Shown
+from penstock.show.answers import Shown
+from penstock.show.page import Page
 from penstock.simulation.progress import Progress, part_of
 from penstock.simulation.quick import MemoryEstimate
 from penstock.simulation.run import Run

@@ -16,7 +16,8 @@ from penstock.checking.json_documents import run_as_dict
 from penstock.checking.latency import SteadyState, judged, steady_state
 from penstock.checking.targets import Estimate, Target, TargetAnswer
 from penstock.errors import InputError
-from penstock.show.page import Page, Shown
+from penstock.show.answers import Shown
+from penstock.show.page import Page
 from penstock.simulation import intervals
 from penstock.simulation.progress import Progress
 from penstock.simulation.rows import Rows, recorded

@@ -18,7 +18,8 @@ from penstock.checking.targets import Estimate, Target, parsed_targets
 from penstock.checking.variants import OrderChoice, with_order
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Ints
-from penstock.show.page import Page, Shown
+from penstock.show.answers import Shown
+from penstock.show.page import Page
 from penstock.simulation.distribution import Distribution
 from penstock.simulation.progress import Progress, in_parts
 from penstock.simulation.rows import recorded

@@ -14,7 +14,8 @@ from penstock.planning.launch import Launch, launches
 from penstock.planning.plan import Plan, plan
 from penstock.planning.scenario import PlanScenario, day_of
 from penstock.show import progress
-from penstock.show.page import Page, Shown
+from penstock.show.answers import Shown
+from penstock.show.page import Page
 from penstock.words import amount
 
 

@@ -25,7 +25,8 @@ from penstock.planning.rates import HOUR_S, RateProfile
 from penstock.planning.search import Report, Search
 from penstock.planning.space import Family
 from penstock.planning.targets_at_rate import TargetsAtRate
-from penstock.show.page import Page, Shown
+from penstock.show.answers import Shown
+from penstock.show.page import Page
 from penstock.system.pool import MOST_REPLICAS
 from penstock.theory.certify import certify
 from penstock.words import counted, span

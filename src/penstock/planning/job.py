@@ -27,7 +27,8 @@ from penstock.planning.job_run import PACED_SHARE, Job, JobResult, Mode, simulat
 from penstock.planning.json_form import parts
 from penstock.planning.search import Prospect, Question, Report, Search
 from penstock.planning.space import Discarded, Family
-from penstock.show.page import Page, Shown
+from penstock.show.answers import Shown
+from penstock.show.page import Page
 from penstock.system.server import Server
 from penstock.words import amount, counted
 from penstock.workload.workload import Workload

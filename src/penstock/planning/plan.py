@@ -19,7 +19,8 @@ from penstock.planning.search import Search
 from penstock.planning.space import Discarded, Space
 from penstock.planning.targets_at_rate import TargetsAtRate, at_both_ends
 from penstock.planning.why import Unreachable, binding, in_words, why_unreachable
-from penstock.show.page import Page, Shown
+from penstock.show.answers import Shown
+from penstock.show.page import Page
 from penstock.system.prefix_cache import cache_notes, doubts_of, unsaid
 from penstock.system.server import Server
 from penstock.theory.ends import Ends, known_of

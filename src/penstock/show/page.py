@@ -5,7 +5,6 @@ says what is in the answer and computes nothing; charts alone are drawn late, be
 no use for them.
 """
 
-import abc
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -114,6 +113,11 @@ class Table:
             words and self._longest(index) > _PHRASE for index, words in enumerate(self.of_words)
         )
 
+    def numbered(self, column: str) -> "Table":
+        """Return the table with a column before all others that numbers its rows from 0."""
+        rows = [(str(number), *row) for number, row in enumerate(self.rows)]
+        return dataclasses.replace(self, columns=[column, *self.columns], rows=rows)
+
     def without(self, column: str) -> "Table":
         """Return the table without a column."""
         kept = [index for index, name in enumerate(self.columns) if name != column]
@@ -188,16 +192,3 @@ class Page:
         """The first verdict, or nothing where there is none."""
         judged = [line.label for line in self.head if line.judges]
         return next(iter(judged or [verdict.word for verdict in self.verdicts]), "")
-
-
-class Shown(abc.ABC):
-    """An answer that has a page, which a notebook shows."""
-
-    @abc.abstractmethod
-    def page(self) -> Page:
-        """Return what is known, to be shown."""
-
-    def _repr_html_(self) -> str:
-        from penstock.show import html
-
-        return html.render(self.page())

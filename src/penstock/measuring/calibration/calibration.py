@@ -10,7 +10,8 @@ import polars as pl
 from penstock.measuring.calibration.judge import JUDGED, MISSED
 from penstock.measuring.calibration.priors import Prior
 from penstock.measuring.calibration.quantities import quantity, time_shown, with_units
-from penstock.show.page import Page, Shown
+from penstock.show.answers import Shown
+from penstock.show.page import Page
 from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.server import Server
 

@@ -5,13 +5,14 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from penstock.checking.batch_means import LEAST_REQUESTS, rounded_up
 from penstock.measuring.calibration.benchmarks import read_with_refused
 from penstock.measuring.diagnosis.load import Load, grows
-from penstock.show.page import BAD, Page, Shown
-from penstock.words import counted, digits, duration
+from penstock.show.answers import Meaning, Shown, computed
+from penstock.show.page import BAD
+from penstock.words import counted, digits, duration, share, whole
 
 VERDICTS = (
     "refused", "filling", "held back", "too short", "unknown", "saturated", "closed", "steady",
@@ -35,50 +36,55 @@ _MORE, _SAME = 1.3, 1.05  # times as many under way, but no more than so many ti
 class Diagnosed:
     """What is said of a load."""
 
-    run: str
-    load: str
-    verdict: str
-    said: tuple[str, ...]  # the reason, then what else to know of it
-    hides: str  # what it does not show
-    shows: str = ""  # nothing, if empty
-    shape: str = ""
-    requests: int | None = None
-    enough: int | None = None  # requests that would have been; None: these are
-    sent_per_s: float | None = None
-    carried_per_s: float | None = None
-    interval: tuple[float, float] | None = None  # of what is carried
-    under_way: float | None = None
-    wait_share: float | None = None
-    rounds: float | None = None
+    run: Annotated[str, Meaning("The file that it was read from.")]
+    load: Annotated[str, Meaning("Its rate, or its clients; empty if it was refused.")]
+    verdict: Annotated[str, Meaning("One of `VERDICTS`.", name="Verdict")]
+    said: Annotated[tuple[str, ...], Meaning("The reason, then what else to know of it.")]
+    hides: Annotated[str, Meaning("What it does not show.")]
+    shows: Annotated[str, Meaning("What it shows; empty: nothing.")] = ""
+    shape: Annotated[str, Meaning("Its prompts and outputs.", name="Shape", spare=1)] = ""
+    requests: Annotated[int | None, Meaning("Sent.", name="Requests", format=whole)] = None
+    enough: Annotated[
+        int | None,
+        Meaning("How many would have been; null: these are.", name="Enough", format=whole),
+    ] = None
+    sent_per_s: Annotated[float | None, Meaning("Requests/s.", name="Sent/s", spare=4)] = None
+    carried_per_s: Annotated[float | None, Meaning("Requests/s.", name="Carried/s")] = None
+    interval: Annotated[tuple[float, float] | None, Meaning("Of what is carried.")] = None
+    under_way: Annotated[
+        float | None, Meaning("Requests, by Little's law.", name="Under\nway", spare=2)
+    ] = None
+    wait_share: Annotated[
+        float | None,
+        Meaning("Share of a call before its first token.", name="Wait", format=share),
+    ] = None
+    rounds: Annotated[
+        float | None,
+        Meaning("Calls, one after the other, that the run lasted.", name="Calls", spare=3),
+    ] = None
 
-    @property
+    @computed()
     def worth(self) -> bool:
         """Whether its numbers are what they seem to be."""
         return self.verdict not in BAD
+
+    @computed(name="Load", key=None)
+    def name(self) -> str:
+        """What a table calls it."""
+        return self.load or self.run
 
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis(Shown):
     """What benchmark results are worth."""
 
-    rows: Sequence[Diagnosed]
+    rows: Annotated[Sequence[Diagnosed], Meaning("What is said of each load.")]
     names: str = ""
 
-    @property
+    @computed()
     def worth(self) -> bool:
-        """Whether all of them are."""
+        """Whether all of them are worth their numbers."""
         return all(row.worth for row in self.rows)
-
-    def page(self) -> Page:
-        """Show it: the worst first."""
-        from penstock.measuring.diagnosis.view import diagnosis_page
-
-        return diagnosis_page(self.rows, self.names)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        rows = [dataclasses.asdict(row) | {"worth": row.worth} for row in self.rows]
-        return {"worth": self.worth, "rows": rows}
 
 
 def diagnose(

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from penstock.measuring.diagnosis.diagnose import VERDICTS, Diagnosed
+from penstock.measuring.diagnosis.diagnose import VERDICTS, Diagnosed, Diagnosis
+from penstock.show.answers import page_of, table
 from penstock.show.page import BAD, MOST_LINES, Line, Page, Section, Table
 from penstock.words import counted, digits, sentence
 
@@ -11,15 +12,17 @@ _SHAPES = 2  # whose rates it says
 _GROUPS = MOST_LINES - 3  # verdicts that it explains
 
 
-def diagnosis_page(rows: Sequence[Diagnosed], names: str) -> Page:
-    """Show a diagnosis."""
+@page_of.register
+def diagnosis_page(answer: Diagnosis) -> Page:
+    """Show a diagnosis: the worst first."""
+    rows = answer.rows
     return Page(
-        title=names,
+        title=answer.names,
         sections=[
             Section("Loads", tables=[_table(rows)], why=True),
             Section("Each load", [_all_of(row) for row in rows]),
         ],
-        head=_head(rows, names),
+        head=_head(rows, answer.names),
         why="a table of the loads",
         rest="all that is said of each",
     )
@@ -70,7 +73,7 @@ def _few(texts: Sequence[str], most: int, noun: str, between: str = ", ") -> str
 
 
 def _name(row: Diagnosed) -> str:
-    return " ".join(filter(None, (row.shape, row.load or row.run)))
+    return " ".join(filter(None, (row.shape, row.name)))
 
 
 def _within(row: Diagnosed) -> str:
@@ -82,32 +85,16 @@ def _within(row: Diagnosed) -> str:
 
 def _table(rows: Sequence[Diagnosed]) -> Table:
     """Lay out what the verdicts rest on."""
-    cells = [
-        (
-            str(number), row.verdict, row.shape, row.load or row.run,
-            "-" if row.requests is None else f"{row.requests:,}",
-            *map(_cell, (row.sent_per_s, row.carried_per_s, row.under_way)),
-            "-" if row.wait_share is None else f"{row.wait_share:.0%}",
-            _cell(row.rounds),
-            "-" if row.enough is None else f"{row.enough:,}",
-        )
-        for number, row in enumerate(rows)
-    ]  # fmt: skip
-    heads = (
-        "Row", "Verdict", "Shape", "Load", "Requests", "Sent/s", "Carried/s", "Under\nway", "Wait",
-        "Calls", "Enough",
-    )  # fmt: skip
     caption = (
         "Under way: requests, by Little's law. Wait: share of a call before its first token. "
         "Calls: how many of them, one after the other, the run lasted. Enough: requests that would "
         "have been."
     )
     strong = [number for number, row in enumerate(rows) if row.verdict in BAD]
-    return Table(heads, cells, caption, strong=strong, spare=["Shape", heads[7], "Calls", "Sent/s"])
-
-
-def _cell(value: float | None) -> str:
-    return "-" if value is None else digits(value)
+    order = (
+        "verdict shape name requests sent_per_s carried_per_s under_way wait_share rounds enough"
+    )
+    return table(rows, caption, order=order, strong=strong).numbered("Row")
 
 
 def _all_of(row: Diagnosed) -> str:

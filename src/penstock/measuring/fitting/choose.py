@@ -6,8 +6,10 @@ no more than one standard error above the smallest, the one with the fewest para
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
@@ -17,21 +19,31 @@ from penstock.errors import InputError
 from penstock.measuring.fitting.batches import Array, MeasuredBatches
 from penstock.measuring.fitting.estimate import Estimate, check_enough, estimate
 from penstock.measuring.fitting.families import BY_LOAD, COMPOSED, terms_of
+from penstock.show.answers import Meaning
+from penstock.words import share
 
 FOLDS = 5
 _EQUAL = 0.01  # share of the smallest error within which another is as good
 _SMALLEST = 1e-6
+
+_percent = functools.partial(share, decimals=2)
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
     """A family's error on batches held out of its fit."""
 
-    name: str
-    parameters: int  # how many, the step width included
-    error: float  # mean of |predicted / measured - 1| over blocks held out
-    standard_error: float
-    chosen: bool
+    name: Annotated[str, Meaning("Of the family.", name="Model")]
+    parameters: Annotated[int, Meaning("How many, the step width included.", name="Parameters")]
+    error: Annotated[float, Meaning(
+        "Mean of |predicted / measured - 1| over blocks held out.", name="Error", format=_percent
+    )]  # fmt: skip
+    standard_error: Annotated[
+        float, Meaning("Of the error.", name="Standard error", format=_percent)
+    ]
+    chosen: Annotated[bool, Meaning(
+        "Whether it was chosen.", name="", format=lambda chosen: "chosen" if chosen else ""
+    )]  # fmt: skip
 
 
 def choose(

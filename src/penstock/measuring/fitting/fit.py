@@ -1,7 +1,7 @@
 """From measured batches to a batch-time model, with intervals and errors."""
 
 import dataclasses
-from typing import Any
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from penstock.measuring.fitting.estimate import Estimate, estimate
 from penstock.measuring.fitting.families import COMPOSED
 from penstock.measuring.fitting.relative_errors import Judged, r2
 from penstock.measuring.fitting.robust import resampled
-from penstock.show.page import Page, Shown
+from penstock.show.answers import Meaning, Shown, computed
 from penstock.system.batch_time import BatchTime
 from penstock.system.batch_time_file import BatchTimeFile
 
@@ -29,86 +29,77 @@ _IN_FILE = (
 )  # fmt: skip
 
 
+class Interval(NamedTuple):
+    """A value, and the ends of its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fit(Judged, Shown):
-    """A batch-time model fitted to measured batches.
+    """A batch-time model fitted to measured batches."""
 
-    Attributes
-    ----------
-    name
-        Family: ``affine``, ``hinge``, ``steps``, ``table``, or ``composition-`` and one of them.
-    model
-        The model; each batch takes the ``gap`` to the next one, too, where that was measured.
-    parameters
-        By name: value, and the ends of its interval. Seconds, per token, per step of ``b0`` tokens,
-        per request, or per pair of tokens. A step width or bend stands with the widths that fit as
-        well (95% likelihood).
-    batches
-        What was fitted.
-    predicted
-        Shape (n,), seconds, without the gap, as they were measured.
-    outliers
-        Shape (n,), batches far from similar ones, which the fit leaves out.
-    candidates
-        The families compared, if one was chosen.
-    confidence
-        Of the intervals.
-    warnings
-        What to mind, in words.
-    """
+    name: Annotated[str, Meaning(
+        "Family: ``affine``, ``hinge``, ``steps``, ``table``, or ``composition-`` and one of them.",
+        key="model",
+    )]  # fmt: skip
+    model: Annotated[BatchTime, Meaning(
+        "The model; each batch takes the ``gap`` to the next one, too, where that was measured.",
+        key=None,
+    )]  # fmt: skip
+    parameters: Annotated[dict[str, Interval], Meaning(
+        "By name: value, and the ends of its interval. Seconds, per token, per step of ``b0`` "
+        "tokens, per request, or per pair of tokens. A step width or bend stands with the widths "
+        "that fit as well (95% likelihood)."
+    )]  # fmt: skip
+    batches: Annotated[MeasuredBatches, Meaning("What was fitted.", key=None)]
+    predicted: Annotated[
+        Array, Meaning("Shape (n,), seconds, without the gap, as they were measured.", key=None)
+    ]
+    outliers: Annotated[
+        npt.NDArray[np.bool_],
+        Meaning("Shape (n,), batches far from similar ones, which the fit leaves out.", key=None),
+    ]
+    candidates: Annotated[
+        tuple[Candidate, ...], Meaning("The families compared, if one was chosen.")
+    ]
+    confidence: Annotated[float, Meaning("Of the intervals.")]
+    warnings: Annotated[tuple[str, ...], Meaning("What to mind, in words.")]
 
-    name: str
-    model: BatchTime
-    parameters: dict[str, tuple[float, float, float]]
-    batches: MeasuredBatches
-    predicted: Array
-    outliers: npt.NDArray[np.bool_]
-    candidates: tuple[Candidate, ...]
-    confidence: float
-    warnings: tuple[str, ...]
+    @computed(key="outliers")
+    def left_out(self) -> int:
+        """Number of batches far from similar ones, which the fit leaves out."""
+        return int(self.outliers.sum())
 
     @property
-    def n(self) -> int:
-        """Number of batches."""
-        return len(self.batches)
+    def far_off(self) -> str:
+        """The same in words."""
+        if not self.left_out:
+            return "none far from similar ones"
+        return f"{self.left_out:,} far from similar ones, left out of the fit"
 
-    @property
+    @computed()
+    def left_out_rows(self) -> int:
+        """Rows of the file that are no batch."""
+        return self.batches.left_out
+
+    @computed()
+    def tokens(self) -> list[float]:
+        """The fewest and the most tokens of a batch."""
+        return [float(self.batches.tokens.min()), float(self.batches.tokens.max())]
+
+    @computed()
     def r2_without_outliers(self) -> float:
-        """The same without them."""
+        """``r2`` without the batches left out."""
         kept = ~self.outliers
         return r2(self.batches.seconds[kept], self.predicted[kept])
 
-    def page(self) -> Page:
-        """Return the fit as a page."""
-        from penstock.measuring.fitting.view import fit_page
-
-        return fit_page(self)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return what JSON says of it; seconds and tokens."""
-        tokens = self.batches.tokens
-        return {
-            "model": self.name,
-            "batches": self.n,
-            "left_out_rows": self.batches.left_out,
-            "outliers": int(self.outliers.sum()),
-            "tokens": [float(tokens.min()), float(tokens.max())],
-            "parameters": {
-                name: {"value": value, "low": low, "high": high}
-                for name, (value, low, high) in self.parameters.items()
-            },
-            "confidence": self.confidence,
-            "r2": self.r2,
-            "r2_without_outliers": self.r2_without_outliers,
-            "mean_absolute_error": self.mean_absolute_error,
-            "bias": self.bias,
-            "error_quantiles": {
-                f"p{share * 100:g}": value for share, value in self.quantiles.items()
-            },
-            "candidates": [_finite(dataclasses.asdict(candidate)) for candidate in self.candidates],
-            "warnings": list(self.warnings),
-            "source": self.batches.source,
-        }
+    @computed()
+    def source(self) -> str:
+        """Where the batches come from."""
+        return self.batches.source
 
     def as_file(self, description: str = "", licence: str | None = None) -> BatchTimeFile:
         """Return the content of a batch-time file."""
@@ -205,7 +196,7 @@ def _model(fitted: Estimate, batches: MeasuredBatches) -> BatchTime:
 
 def _parameters(
     batches: MeasuredBatches, fitted: Estimate, confidence: float, seed: int
-) -> dict[str, tuple[float, float, float]]:
+) -> dict[str, Interval]:
     """Return the parameters by name, with percentiles of a bootstrap as ends of their intervals."""
     # The cost of a step is for its width.
     bends = np.array(fitted.likely if fitted.linear.family == "hinge" else ())
@@ -231,7 +222,8 @@ def _parameters(
         intervals["b0"] = (fitted.linear.shape[0],) * 3  # given, not searched
     if batches.gap is not None:
         intervals["gap"] = (*batches.gap,)
-    return _widened(intervals, batches.blurred_context)
+    widened = _widened(intervals, batches.blurred_context)
+    return {name: Interval(*ends) for name, ends in widened.items()}
 
 
 def _widened(
@@ -248,11 +240,3 @@ def _widened(
         cost, least, most = intervals[name]
         widened[name] = (cost, least, most + high / context)
     return widened
-
-
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the same with None for what is not finite, as JSON wants it."""
-    return {
-        name: None if isinstance(v, float) and not np.isfinite(v) else v
-        for name, v in values.items()
-    }

@@ -3,9 +3,15 @@
 import numpy as np
 
 from penstock.measuring.fitting.batches import Array, MeasuredBatches
+from penstock.show.answers import computed
+from penstock.show.page import Section
 from penstock.system.batch_time import BatchTime, Composition
+from penstock.words import whole
 
 QUANTILES = (0.01, 0.05, 0.5, 0.95, 0.99)
+
+
+QUALITY = Section("How well it fits", why=True)
 
 
 class Judged:
@@ -19,7 +25,15 @@ class Judged:
         """Relative errors, predicted / measured - 1; shape (n,)."""
         return self.predicted / self.batches.seconds - 1
 
-    @property
+    @computed(QUALITY, "Batches", key="batches", format=whole, words=lambda of: of.far_off)
+    def n(self) -> int:
+        """Number of batches."""
+        return len(self.batches)
+
+    @computed(
+        QUALITY, "Error", format="{:.2%}".format,
+        words="mean of |predicted / measured - 1|, all batches",
+    )  # fmt: skip
     def mean_absolute_error(self) -> float:
         """Mean of |predicted / measured - 1|, outliers included."""
         return float(np.mean(np.abs(self.errors)))
@@ -29,15 +43,35 @@ class Judged:
         """Quantiles of the relative error, outliers included."""
         return dict(zip(QUANTILES, np.quantile(self.errors, QUANTILES).tolist(), strict=True))
 
-    @property
-    def r2(self) -> float:
-        """Share of the variance of the seconds that the model explains, outliers included."""
-        return r2(self.batches.seconds, self.predicted)
+    @computed()
+    def error_quantiles(self) -> dict[str, float]:
+        """Quantiles of the relative error by percent, outliers included."""
+        return {f"p{share * 100:g}": value for share, value in self.quantiles.items()}
 
-    @property
+    @computed(
+        QUALITY, "Range", key=None,
+        words=lambda of: f"in nine batches of ten; median {of.quantiles[0.5]:+.2%}",
+    )  # fmt: skip
+    def nine_of_ten(self) -> str:
+        """Between which relative errors nine batches of ten lie."""
+        return f"{self.quantiles[0.05]:+.1%} .. {self.quantiles[0.95]:+.1%}"
+
+    @computed(
+        QUALITY, "All seconds", format="{:+.2%}".format,
+        words="predicted against measured, all batches together",
+    )  # fmt: skip
     def bias(self) -> float:
         """Seconds predicted over seconds measured, of all batches together, less 1."""
         return float(self.predicted.sum() / self.batches.seconds.sum() - 1)
+
+    @computed(
+        QUALITY, "R^2", format="{:.4f}".format, words=lambda of: (
+            f"of seconds, all batches; {of.r2_without_outliers:.4f} without those left out"
+        ),
+    )  # fmt: skip
+    def r2(self) -> float:
+        """Share of the variance of the seconds that the model explains, outliers included."""
+        return r2(self.batches.seconds, self.predicted)
 
 
 def r2(measured: Array, predicted: Array) -> float:

@@ -1,11 +1,12 @@
 """A fit as a page: the model, its parameters, how well it fits, and what it was chosen from."""
 
-import math
 from collections.abc import Sequence
 
 from penstock.measuring.fitting.families import COMPOSED
 from penstock.measuring.fitting.fit import Fit
-from penstock.show.page import Fact, Figure, Line, Page, Section, Table
+from penstock.measuring.fitting.relative_errors import QUALITY
+from penstock.show.answers import filled, page_of, table
+from penstock.show.page import Figure, Line, Page, Section, Table
 from penstock.words import sentence
 
 # Formulas by token load b.
@@ -36,6 +37,7 @@ _MOST_COSTS = 4  # in a line
 _KNOTS = 12  # rows of a table of batch times that are shown at first
 
 
+@page_of.register
 def fit_page(fit: Fit) -> Page:
     """Show a fit: model, parameters, errors, candidates."""
     rows = _parameters(fit)
@@ -46,10 +48,12 @@ def fit_page(fit: Fit) -> Page:
         spoken += f"; {loads[0]} of {loads[1]} token loads"
     sections = [
         Section("Parameters", [f"{spoken}."], tables=[_table(shown)], notes=fit.warnings, why=True),
-        Section("How well it fits", facts=_quality(fit), why=True),
+        filled(fit, QUALITY),
     ]
     if fit.candidates:
-        sections.append(Section("Candidates", [_HELD_OUT], tables=[_candidates(fit)]))
+        strong = [index for index, one in enumerate(fit.candidates) if one.chosen]
+        compared = table(fit.candidates, strong=strong)
+        sections.append(Section("Candidates", [_HELD_OUT], tables=[compared]))
     every = [_table(rows)] if len(shown) < len(rows) else []
     sections.append(Section("Measured and fitted", figures=lambda: [_figure(fit, every)]))
     return Page(
@@ -63,7 +67,7 @@ def fit_page(fit: Fit) -> Page:
 
 def _head(fit: Fit) -> list[Line]:
     """Say the model, how far off it is, on which batches, and what to mind."""
-    tokens = fit.batches.tokens
+    least, most = fit.tokens
     low, high = (fit.quantiles[share] for share in (0.05, 0.95))
     rows = _parameters(fit)
     costs = [f"{name} {value} {unit}" for name, value, _, _, unit, _ in rows[:_MOST_COSTS]]
@@ -73,9 +77,10 @@ def _head(fit: Fit) -> list[Line]:
         f"{fit.mean_absolute_error:.2%} on average{''.join(held_out)}, {low:+.1%} to "
         f"{high:+.1%} in nine batches of ten"
     )
-    count = int(fit.outliers.sum())
-    left_out = f", of which {count:,} far from similar ones were left out" if count else ""
-    batches = f"{fit.n:,} batches of {tokens.min():,.0f} to {tokens.max():,.0f} tokens{left_out}"
+    left_out = ""
+    if fit.left_out:
+        left_out = f", of which {fit.left_out:,} far from similar ones were left out"
+    batches = f"{fit.n:,} batches of {least:,.0f} to {most:,.0f} tokens{left_out}"
     return [
         Line(fit.batches.source, f"{batches}."),
         Line("fitted", f"{fit.name}: the time of b tokens is {_formula(fit)}.", judges=True),
@@ -129,44 +134,6 @@ def _table(rows: Sequence[tuple[str, ...]]) -> Table:
 
 def _digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= _PLAIN else f"{value:,.4g}"
-
-
-def _quality(fit: Fit) -> list[Fact]:
-    """Return how well it fits."""
-    low, middle, high = (fit.quantiles[share] for share in (0.05, 0.5, 0.95))
-    count = int(fit.outliers.sum())
-    left_out = (
-        f"{count:,} far from similar ones, left out of the fit"
-        if count
-        else "none far from similar ones"
-    )
-    of_seconds = f"of seconds, all batches; {fit.r2_without_outliers:.4f} without those left out"
-    return [
-        Fact("Batches", f"{fit.n:,}", left_out),
-        Fact(
-            "Error",
-            f"{fit.mean_absolute_error:.2%}",
-            "mean of |predicted / measured - 1|, all batches",
-        ),
-        Fact(
-            "Range", f"{low:+.1%} .. {high:+.1%}", f"in nine batches of ten; median {middle:+.2%}"
-        ),
-        Fact("All seconds", f"{fit.bias:+.2%}", "predicted against measured, all batches together"),
-        Fact("R^2", f"{fit.r2:.4f}", of_seconds),
-    ]
-
-
-def _candidates(fit: Fit) -> Table:
-    def share(value: float) -> str:
-        return f"{value:.2%}" if math.isfinite(value) else "-"
-
-    rows = [
-        (one.name, str(one.parameters), share(one.error), share(one.standard_error),
-         "chosen" if one.chosen else "")
-        for one in fit.candidates
-    ]  # fmt: skip
-    strong = [index for index, one in enumerate(fit.candidates) if one.chosen]
-    return Table(("Model", "Parameters", "Error", "Standard error", ""), rows, strong=strong)
 
 
 def _figure(fit: Fit, tables: Sequence[Table]) -> Figure:

@@ -1,0 +1,37 @@
+"""What the fields of answers mean, for the reference: the ``Meaning("...")`` beside their types, and
+docstrings of what is `computed`.
+"""
+
+import ast
+from typing import Any
+
+import griffe
+
+
+class FieldsOfAnswers(griffe.Extension):
+    """Describe fields by their meanings, and show what is computed as the attribute that it is."""
+
+    def on_attribute(self, *, attr: griffe.Attribute, **_: Any) -> None:
+        """Take the meaning out of an annotation."""
+        kind = attr.annotation
+        if not isinstance(kind, griffe.ExprSubscript) or str(kind.left) != "Annotated":
+            return
+        plain, *beside = getattr(kind.slice, "elements", [kind.slice])
+        for part in beside:
+            if isinstance(part, griffe.ExprCall) and str(part.function) == "Meaning":
+                attr.annotation = plain
+                text = ast.literal_eval(str(part.arguments[0]))
+                attr.docstring = griffe.Docstring(text, parent=attr)
+
+    def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
+        """Turn methods that are computed into attributes."""
+        for name, member in list(cls.members.items()):
+            if member.is_function and any(
+                str(of.value).startswith("computed(") for of in member.decorators
+            ):
+                made = griffe.Attribute(
+                    name, lineno=member.lineno, annotation=member.returns, parent=cls,
+                    docstring=member.docstring,
+                )  # fmt: skip
+                made.labels |= {"property"}
+                cls.set_member(name, made)
