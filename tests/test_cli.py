@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from penstock.checking.command_choices import chosen_servers
+from penstock.checking.variants import variants
 from penstock.cli import main
 from penstock.scenario.scenario import build
+from penstock.system.server import Server
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "azure_code.yaml"
 PENSTOCK = [sys.executable, "-m", "penstock"]
@@ -157,18 +158,21 @@ def test_every_command_says_on_what_kv_memory_an_engine_counts(command: str, eng
     assert "KV memory holds about" in found["warnings"][0]  # type: ignore[index]
 
 
+def under(document: str, policies: str) -> dict[str, Server]:
+    """The server of a scenario under policies."""
+    system = build(yaml.safe_load(document), Path()).system
+    return {name: server for name, (_, server) in variants(system, {"policies": policies}).items()}  # type: ignore[misc]
+
+
 def test_policies_compared_with_an_engine_have_its_kv_memory_whichever_stands_in_the_file() -> None:
-    compared = [
-        chosen_servers(build(yaml.safe_load(ENGINE.replace("vllm", name)), Path()), "sarathi,vllm,sglang,orca", ())
-        for name in ("vllm", "sarathi", "orca")
-    ]
+    compared = [under(ENGINE.replace("vllm", name), "sarathi,vllm,sglang,orca") for name in ("vllm", "sarathi", "orca")]
     for servers in compared:
         assert servers == compared[0]
         engine = servers["vllm"]
         for name in ("sarathi", "orca"):
             assert (servers[name].memory, servers[name].kv_note) == (engine.memory, engine.kv_note)
             assert servers[name].kv_note is not None
-    alone = chosen_servers(build(yaml.safe_load(ENGINE.replace("vllm", "orca")), Path()), "sarathi,orca", ())
+    alone = under(ENGINE.replace("vllm", "orca"), "sarathi,orca")
     assert [server.memory for server in alone.values()] == [None, None]
 
 

@@ -50,6 +50,8 @@ def sectioned(node: ast.AST, name: str) -> Iterator[str]:
         inside = name
         if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             inside = f"{name}.{inner.name}"
+            if "command(" in " ".join(map(ast.unparse, getattr(inner, "decorator_list", []))):
+                continue  # a command, whose docstring is its help
             if re.search(r"^[A-Z][\w ]+\n---+$", ast.get_docstring(inner) or "", re.MULTILINE):
                 yield inside
         yield from sectioned(inner, inside)

@@ -6,12 +6,14 @@ import os
 import reprlib
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+# NumPy is imported where values are looked at: `--help` looks at none.
 
 _LONGEST_MS = 1e9
 
@@ -67,13 +69,17 @@ def named(value: Any, names: Collection[str]) -> bool:
 
 def truth(what: str, value: Any) -> bool:
     """Return the value as a bool, if it is true or false."""
+    import numpy as np
+
     if not isinstance(value, bool | np.bool_):
         raise InputError(f"{what} is {shown(value)}, but must be true or false; give one")
     return bool(value)
 
 
-def array(what: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
+def array(what: str, values: "npt.ArrayLike") -> "npt.NDArray[Any]":
     """Return a copy of the values as an array of numbers, of any shape; some may not be finite."""
+    import numpy as np
+
     try:
         given = np.array(values)
     except ValueError:  # rows of different lengths
@@ -86,8 +92,10 @@ def array(what: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
     return given
 
 
-def column(what: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
+def column(what: str, values: "npt.ArrayLike") -> "npt.NDArray[Any]":
     """Return a copy of the values as an array of one dimension, not empty; a number is a column."""
+    import numpy as np
+
     given = np.atleast_1d(array(what, values))
     if given.ndim > 1:
         raise InputError(
@@ -105,6 +113,8 @@ def shown(value: object) -> str:
     """Put a value on one line, shortened."""
     if isinstance(value, str):
         return repr(value if len(value) <= 40 else value[:37] + "...")
+    import numpy as np
+
     if isinstance(value, float | np.generic):
         text = str(value)
     else:
@@ -181,6 +191,8 @@ def installed(what: str, extra: str, *modules: str) -> None:
 
 
 def _is_number(value: Any) -> bool:
+    import numpy as np
+
     # NumPy's bool is no Real, but its spans of time are
     return isinstance(value, numbers.Real) and not isinstance(value, bool | np.timedelta64)
 

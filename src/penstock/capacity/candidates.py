@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.checking.variants import with_limits
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
 from penstock.system.batch_time import MOST_TOKENS, BatchTime
@@ -98,14 +99,10 @@ def candidates(
         least = min(wanted, workload.rate) if only_policy else wanted
         bound, impossible = budgets[budget].bound, ""
         try:
-            params = server.policy_params if policy is server.policy else ()
             slots, program = server.max_batch_size, policy.program
             if slots and program and program.capped:  # or the engine does not start
                 slots = min(slots, budget)
-            tried = dataclasses.replace(
-                server, policy=policy, policy_params=params, token_budget=budget,
-                max_batch_size=slots,
-            )  # fmt: skip
+            tried = with_limits(server, policy, token_budget=budget, max_batch_size=slots)
             if policy is server.policy:  # whose drafts may let it carry more
                 bound = certify(workload, tried).max_rate
         except InputError as error:  # an engine may not go with such limits

@@ -255,17 +255,20 @@ def max_rate(
         What arrives, at whatever rate, and what serves; or a network alone, all of whose arrival
         rates are multiplied by one factor.
     precision
-        Relative distance that is left between ``rate`` and ``above``. Default: 0.01, of a network
-        0.05.
+        Relative distance that may be left. Default: 0.01, of a network 0.05. It lies between
+        ``rate`` and ``above``.
     alpha, seed
         As in `verdict`.
     targets
-        Upper limits of latencies, as in `penstock.check`, to be met at once: the highest rate at
+        Upper limits of latencies, such as ``ttft_p99<2s``, to be met at once. The highest rate at
         which they are is looked for, too. In a network TTFT is of the calls at each stage, E2E of
         the jobs of each workflow.
-    requests, jobs
-        Where there are targets: what the first run at each rate has; while a target is undecided it
-        becomes longer, up to 16 times. Default: 20,000, of a recording all.
+    requests
+        Of a server with targets: arrivals of the first run at each rate. Default: 20,000, of a
+        recording all. While a target is undecided runs become longer, up to 16 times.
+    jobs
+        Of a network with targets: jobs of the first run at each load. Default: 20,000. They become
+        more likewise.
     progress
         Called now and then with the share that is done.
 

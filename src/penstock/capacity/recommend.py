@@ -80,8 +80,8 @@ def recommend(
     workload, server
         What arrives and what serves now.
     objective
-        ``stable-rate``, or the mean latency to be lowest: ``ttft``, ``tbt`` or ``e2e``. Default: as
-        said.
+        ``stable-rate``, or the mean latency to be lowest: ``ttft``, ``tbt`` or ``e2e``. Default:
+        ``e2e`` where the load is carried safely, else ``stable-rate``.
     policies
         To be tried beside the current one, from simple to subtle. Default: `FROM_SIMPLE_TO_SUBTLE`;
         beside ``vllm`` those of them that it does not do itself, beside other engines none.
@@ -89,8 +89,10 @@ def recommend(
         Upper limits of latencies, such as ``ttft_p99<2s``.
     requests
         Arrivals to simulate for latency. Default: `REQUESTS`, or the recording if it is shorter.
-    precision, alpha
-        Of the highest stable rates, as in `max_rate`.
+    precision
+        Of the highest stable rates: relative distance that may be left.
+    alpha
+        Share of wrong verdicts that each test aims at.
     progress
         Called now and then with the share that is done.
 

@@ -428,12 +428,12 @@ def check(
         As in `penstock.simulate`. Runs of networks keep their requests, so they have up to ten
         million jobs.
     targets
-        Upper limits of latencies, to be judged; as text such as ``ttft_p99<2s``, see
-        `Target.parse`. Of several stages or workflows the one furthest from its limit counts. While
-        one is undecided the run becomes longer, up to 16 times.
+        Upper limits of latencies, such as ``ttft_p99<2s``. See `Target.parse`. Of several stages
+        or workflows the one furthest from its limit counts. While one is undecided the run becomes
+        longer, up to 16 times.
     precision
-        Largest half-width of the interval of any mean latency, over its value: 0.05 is 5%. Until
-        then the run becomes longer, up to 16 times. Default: as it comes.
+        Simulate until mean latencies are known to it: 0.05 is 5%. It is the largest half-width of
+        their intervals, over the value; until then the run becomes longer, up to 16 times.
     alpha, resolution
         As in `penstock.verdict`.
     estimate_memory

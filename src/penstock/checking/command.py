@@ -2,117 +2,87 @@
 
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from penstock.checking.command_choices import (
-    AlphaOfServer,
-    PolicyName,
-    Requests,
-    Targets,
-    about,
-    chosen_scenario,
-    chosen_servers,
-    measured,
-    read_either,
-)
-from penstock.checking.command_network import (
-    Jobs,
-    Orders,
-    OrdersBeside,
-    Routers,
-    compare_orders,
-    compare_variants,
-    draw_network,
-    refuse_beside_orders,
-)
+from penstock.checking.command_choices import about, chosen_scenario, measured
 from penstock.errors import InputError
 from penstock.show import progress
-from penstock.show.options import Form, ScenarioPath, Seed, answers, files_of
-from penstock.simulation.progress import in_parts
+from penstock.show.commands import command
+from penstock.show.options import Form
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.checking.answer import Answer
     from penstock.scenario.scenario import Scenario
     from penstock.simulation.run import Run
+    from penstock.system.kinds import System
     from penstock.theory.certificate import Certificate
 
 
-Precision = Annotated[
-    float | None,
-    typer.Option("--precision", help="Simulate until mean latencies are known to it; 0.05 is 5%."),
-]
-ResolutionOfEither = Annotated[
-    float | None,
-    typer.Option(
-        "--resolution",
-        help="Share of the load that the test must tell from none: 0.01, networks 0.02.",
-    ),
-]
-
-
-@answers("figures", "report", "strict")
+@command("check", but="until estimate_memory", form="figures report strict")
 def check(
-    scenario: ScenarioPath,
-    policy: PolicyName = None,
-    requests: Requests = None,
-    seed: Seed = None,
-    targets: Targets = None,
-    precision: Precision = None,
-    jobs: Jobs = None,
-    orders: OrdersBeside = None,
-    alpha: AlphaOfServer = None,
-    resolution: ResolutionOfEither = None,
+    scenario: Path,
     *,
+    policy: str | None = None,
+    orders: str | None = None,
+    seed: int | None = None,
     form: Form,
+    **asked: Any,
 ) -> None:
     """Say whether a deployment is stable, what it can carry, and at what latency.
 
     A scenario looks like this:
 
-    \b
       workload: {trace: requests.csv, rate: 1.2, arrivals: poisson}
       server: {hardware: codellama-34b-a100-tp1, token_budget: 512, policy: sarathi}
       simulate: {requests: 20000, seed: 0}
 
     or, for a network, `network` with pools and workflows in place of the first two.
-    """  # noqa: D301 - the escape itself keeps the lines of the example apart
-    form.check(files_of(scenario))
-    of_server = {"--policy": policy, "--requests": requests, "--alpha": alpha}
-    document, is_network = read_either(scenario, of_server, {"--jobs": jobs, "--orders": orders})
-    arrivals = requests if jobs is None else jobs
-    chosen = chosen_scenario(scenario, policy, arrivals, seed, document)
-    if orders is not None:
-        refuse_beside_orders({"--target": targets, "--precision": precision})
-        compare_orders(chosen, orders, {"seed": seed, "resolution": resolution}, form)
+
+    Parameters
+    ----------
+    orders
+        Of a network: orders between stages, by commas, beside the scenario's own.
+    """
+    choices = {"policy": policy, "orders": orders, "seed": seed, **asked}
+    chosen, asked = chosen_scenario(scenario, form, choices)
+    if asked.pop("orders", None) is not None:
+        _check_orders(chosen, str(orders), asked, form)
         return
     from penstock.checking import answer
-    from penstock.checking.targets import Target
+    from penstock.checking.targets import parsed_targets
+    from penstock.system.kinds import asked_about
 
-    progress.announce_compilation()
-    limits = [Target.parse(text) for text in targets or ()]
-    name = chosen.name if is_network else chosen.server.policy.name
-    with progress.bar(f"Simulating {name}") as show:
-        asked: dict[str, Any] = {
-            "until": chosen.until, "targets": limits, "precision": precision,
-            "resolution": resolution, "progress": show, "certified": partial(_begin, form, chosen),
-        }  # fmt: skip
-        if is_network:
-            result = answer.check(
-                chosen.network, jobs=chosen.arrivals, seed=seed, outages=chosen.outages, **asked
-            )
-        else:
-            result = answer.check(
-                chosen.workload, chosen.server, requests=chosen.arrivals, alpha=alpha, **asked
-            )
-    if is_network:
-        draw_network(form, result)
+    asked |= {"targets": parsed_targets(asked.get("targets", ())), "until": chosen.until}
+    if chosen.is_network:
+        asked["outages"] = chosen.outages
+    name = chosen.name if chosen.is_network else chosen.server.policy.name
+    with progress.simulating(f"Simulating {name}") as show:
+        begin = partial(_begin, form, chosen)
+        result = answer.check(*asked_about(chosen.system), **asked, progress=show, certified=begin)
+    if chosen.is_network:
+        _draw_network(form, result)
     else:
         _draw(form, chosen, {name: result.run}, [name] if result.latency_refused else [])
     document = result.as_dict()
     document |= {"measured": measured(chosen), "next": result.next_step(chosen.file)}
-    form.show(result.page(chosen), document)
-    form.leave(result.verdict != "stable" or result.missed)
+    form.show(result.page(chosen), document, is_no=result.verdict != "stable" or result.missed)
+
+
+def _check_orders(chosen: "Scenario", orders: str, asked: dict[str, Any], form: Form) -> None:
+    """Put a network's own order and others side by side."""
+    from penstock.checking.variants import own_order, variants
+
+    for name, option in {"targets": "--target", "precision": "--precision"}.items():
+        if name in asked:
+            raise InputError(
+                f"{option} judges one network, and --orders compares several; leave out one of them"
+            )
+    others = variants(chosen.system, {"orders": orders}, chosen.folder)
+    own = {own_order(chosen.network): chosen.system}
+    _compare(chosen, own | others | own, "Order", asked, form)
 
 
 def _begin(form: Form, scenario: "Scenario", certificate: "Certificate | None") -> None:
@@ -123,97 +93,111 @@ def _begin(form: Form, scenario: "Scenario", certificate: "Certificate | None") 
         form.begin(first_lines(scenario.name, scenario.system, certificate, scenario.hardware))
 
 
-Policies = Annotated[
-    str | None,
-    typer.Option(
-        "--policies",
-        help="Policies, separated by commas; default, of a server: the scenario's own, "
-        "engines, and pool-controlled, which adapts its token budget.",
-    ),
-]
-GoodputLimits = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--target",
-        metavar="TARGET",
-        help="Of a network: a limit of goodput such as ttft_p99<2s; repeatable.",
-    ),
-]
-
-
-@answers("figures", "report", "strict")
+@command(
+    "compare_networks",
+    "check",
+    only="requests jobs targets alpha resolution",
+    form="figures report strict",
+)
 def compare(
-    scenario: ScenarioPath,
-    policies: Policies = None,
-    routers: Routers = None,
-    orders: Orders = None,
-    requests: Requests = None,
-    jobs: Jobs = None,
-    seed: Seed = None,
-    targets: GoodputLimits = None,
-    alpha: AlphaOfServer = None,
-    resolution: ResolutionOfEither = None,
+    scenario: Path,
     *,
+    policies: str | None = None,
+    routers: str | None = None,
+    orders: str | None = None,
+    seed: int | None = None,
     form: Form,
+    **asked: Any,
 ) -> None:
     """Put policies side by side on the same requests; of a network routers, policies and orders,
     with how sure each difference to the first one is.
+
+    Parameters
+    ----------
+    policies
+        Policies, separated by commas. Default: of a server the scenario's own, engines, and
+        pool-controlled, which adapts its token budget.
+    routers
+        Of a network: routers, by commas, at all pools.
+    orders
+        Of a network: orders between stages, by commas.
+    targets
+        Of a network: a limit of goodput such as ttft_p99<2s.
     """
-    form.check(files_of(scenario))
-    of_server = {"--requests": requests, "--alpha": alpha}
-    of_network = {"--routers": routers, "--orders": orders, "--jobs": jobs, "--target": targets}
-    document, is_network = read_either(scenario, of_server, of_network)
-    if is_network:
-        axes = {"policies": policies, "routers": routers, "orders": orders}
-        asked = {"seed": seed, "resolution": resolution, "targets": targets or ()}
-        compare_variants(
-            chosen_scenario(scenario, arrivals=jobs, document=document), axes, asked, form
-        )
-        return
-    chosen = chosen_scenario(scenario, None, requests, seed, document)
-    progress.announce_compilation()
-    from penstock.checking import answer
-    from penstock.checking.view import compare_page
+    axes = {"policies": policies, "routers": routers, "orders": orders}
+    choices = {**axes, "seed": seed, **asked}
+    chosen, asked = chosen_scenario(scenario, form, choices, of_network=("targets",))
+    asked = {name: value for name, value in asked.items() if name not in axes}
+    from penstock.checking.variants import variants, varied
     from penstock.system.policies import beside
-    from penstock.theory.load import refuse_no_rate
 
-    refuse_no_rate(chosen.workload)
-
-    # The scenario's own policy comes first, so that the others are compared with it.
-    own = chosen.server.policy
-    servers = chosen_servers(chosen, policies, beside(own))
-    results, left_out = {}, {}
-    with progress.bar("Simulating") as show:
-        for (name, server), part in in_parts(show, servers.items()):
-            try:
-                results[name] = answer.check(
-                    chosen.workload, server, requests=chosen.arrivals, until=chosen.until,
-                    alpha=alpha, resolution=resolution, progress=part,
-                )  # fmt: skip
-            except InputError as error:
-                if policies is not None or name == own.name:
-                    raise
-                left_out[name] = str(error)  # nobody asked for it
-    refused = [name for name, a in results.items() if a.latency_refused]
-    _draw(form, chosen, {name: a.run for name, a in results.items()}, refused)
-    answers = {name: a.as_dict() for name, a in results.items()}
-    document = {"policies": answers, "measured": measured(chosen)}
-    form.show(compare_page(chosen, results, left_out), document)
-    form.leave(any(a.verdict != "stable" for a in results.values()))
+    if not chosen.is_network:
+        own = chosen.server.policy
+        # the scenario's own policy comes first, so that the others are compared with it
+        fields = axes | ({"policies": beside(own)} if policies is None else {})
+        servers = variants(chosen.system, fields, chosen.folder)
+        asked["optional"] = () if policies else servers.keys() - {own.name}
+        _compare(chosen, servers, "Policy", asked, form)
+        return
+    if all(names is None for names in axes.values()):
+        several = any(pool.replicas > 1 for pool in chosen.network.pools.values())
+        such = "--routers jsq,tokens" if several else "--orders fcfs,hlpps"
+        raise InputError(
+            f"{chosen.name} describes a network, of which compare puts routers, policies or "
+            f"orders side by side; name some, as {such}"
+        )
+    networks = variants(chosen.system, axes, chosen.folder)
+    _compare(chosen, networks, varied(axes), asked, form)
 
 
-@answers("figures", "report")
-def simulate(
-    scenario: ScenarioPath,
-    policy: PolicyName = None,
-    requests: Requests = None,
-    seed: Seed = None,
-    *,
+def _compare(
+    chosen: "Scenario",
+    systems: "Mapping[str, System]",
+    what: str,
+    asked: dict[str, Any],
     form: Form,
 ) -> None:
-    """Say what happened in one finite run, whatever the theory says."""
-    form.check(files_of(scenario))
-    chosen = chosen_scenario(scenario, policy, requests, seed)
+    """Put systems side by side, and say what they differ by; the rest is asked of all."""
+    from penstock.checking import comparison
+
+    if chosen.outages:
+        raise InputError(
+            "steady states are compared, in which nothing dies, so `simulate.outages` would be "
+            "passed over; leave them out"
+        )
+    with progress.simulating() as show:
+        result = comparison.compare(systems, **asked, until=chosen.until, progress=show)
+    document = result.as_dict()
+    if isinstance(result, comparison.ServerComparison):
+        document["measured"] = measured(chosen)
+        refused = [name for name, one in result.answers.items() if one.latency_refused]
+        _draw(form, chosen, {name: one.run for name, one in result.answers.items()}, refused)
+    elif form.figures is not None:
+        from penstock.checking.charts_network import compared_latencies
+
+        form.draw({"latency_cdfs": compared_latencies(result, what)})
+    is_no = any(answer.verdict != "stable" for answer in result.answers.values())
+    form.show(result.page(chosen, what), document, is_no=is_no)
+
+
+@command("simulate", only="requests", form="figures report")
+def simulate(
+    scenario: Path,
+    *,
+    policy: str | None = None,
+    seed: int | None = None,
+    form: Form,
+    **asked: Any,
+) -> None:
+    """Say what happened in one finite run, whatever the theory says.
+
+    Parameters
+    ----------
+    requests
+        Arrivals to simulate.
+    """
+    choices = {"policy": policy, "seed": seed, **asked}
+    chosen, _ = chosen_scenario(scenario, form, choices, server_alone=True)
     from penstock.checking import answer, check_server, json_documents
     from penstock.checking.doubt import known_within
     from penstock.checking.notes import load_warnings
@@ -224,21 +208,20 @@ def simulate(
     from penstock.theory.certify import certify
     from penstock.theory.kv_blocks import served
 
-    asked = check_server.RunAsked(chosen.workload, chosen.arrivals, chosen.until)  # or refused
+    run_asked = check_server.RunAsked(chosen.workload, chosen.arrivals, chosen.until)  # or refused
     # The load is said beside the run, where there is one, though no verdict is drawn from it.
     rated = chosen.workload.has_rate
     certificate = certify(chosen.workload, chosen.server) if rated else None
     if not rated:
         served(chosen.workload, chosen.server)  # or refused
     _begin(form, chosen, certificate)
-    progress.announce_compilation()
-    with progress.bar(f"Simulating {chosen.server.policy.name}") as show:
+    with progress.simulating(f"Simulating {chosen.server.policy.name}") as show:
         run = run_once(
             chosen.workload,
             chosen.server,
             requests=chosen.arrivals,
             until=chosen.until,
-            record=asked.record,
+            record=run_asked.record,
             progress=show,
         )
     front, warnings, load = front_notes(chosen.workload, run.server), [], None
@@ -276,3 +259,20 @@ def _draw(
     if steady:
         drawings["latency_cdfs"] = charts.latency_cdfs(steady, line, policies=runs)
     form.draw(drawings)
+
+
+def _draw_network(form: Form, answer: "Answer") -> None:
+    """Write the figures: the graph, the floods, the queues."""
+    if form.figures is None:
+        return
+    from penstock.checking import charts_network as plotting_network
+
+    charts = {
+        "network_graph": plotting_network.network_graph(
+            answer.network, answer.certificate, answer.loads
+        ),
+        "queue_lengths": plotting_network.queue_lengths(answer.run),
+    }
+    if answer.stability:
+        charts["flood_paths"] = plotting_network.flood_paths(answer.stability)
+    form.draw(charts)

@@ -1,8 +1,11 @@
-"""Networks side by side, on the same jobs: routers, policies, orders between stages."""
+"""Variants side by side: a server under policies, on the same requests; networks with other
+routers, policies or orders between stages, on the same jobs.
+"""
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,10 +29,34 @@ from penstock.simulation.rows import recorded
 from penstock.simulation.run import Run
 from penstock.system.network import Network
 from penstock.system.orders import resolve_order
+from penstock.theory.load import refuse_no_rate
 from penstock.words import gathered
 
 if TYPE_CHECKING:
     from penstock.scenario.scenario import Scenario
+    from penstock.system.kinds import System
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ServerComparison(Shown):
+    """A server under several policies, which the same requests went to."""
+
+    answers: Mapping[str, Answer]  # by policy, the one that others are compared with first
+    left_out: Mapping[str, str]  # policies that cannot serve the workload, and why
+
+    def page(self, scenario: "Scenario | None" = None, what: str = "Policy") -> Page:
+        """Return the comparison as a page; a scenario says how the question is called."""
+        from penstock.checking.view import compare_page
+        from penstock.scenario.scenario import Scenario
+
+        if scenario is None:
+            first = next(iter(self.answers.values()))
+            scenario = Scenario("compare", (first.workload, first.server), None, None, Path())
+        return compare_page(scenario, self.answers, self.left_out)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {"policies": {name: answer.as_dict() for name, answer in self.answers.items()}}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -146,6 +173,31 @@ class NetworkComparison(Shown):
             "warnings": self.warnings,
             "networks": {name: answer.as_dict() for name, answer in self.answers.items()},
         }
+
+
+def compare(
+    systems: "Mapping[str, System]", *, optional: Collection[str] = (), **asked: Any
+) -> ServerComparison | NetworkComparison:
+    """Put servers or networks side by side, each asked what `check` or `compare_networks` takes.
+
+    Servers that are ``optional`` are left out where they cannot serve the workload.
+    """
+    networks = {name: one for name, one in systems.items() if isinstance(one, Network)}
+    if networks:
+        return compare_networks(networks, **asked)
+    progress = asked.pop("progress", None)
+    servers = {name: one for name, one in systems.items() if isinstance(one, tuple)}
+    answers: dict[str, Answer] = {}
+    left_out = {}
+    for (name, (workload, server)), part in in_parts(progress, servers.items()):
+        refuse_no_rate(workload)
+        try:
+            answers[name] = check(workload, server, **asked, progress=part)
+        except InputError as error:
+            if name not in optional:
+                raise
+            left_out[name] = str(error)
+    return ServerComparison(answers, left_out)
 
 
 def compare_networks(

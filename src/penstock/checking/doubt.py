@@ -25,9 +25,9 @@ from penstock.words import METRICS
 from penstock.workload.workload import ClosedLoop, Workload
 
 if TYPE_CHECKING:
+    from penstock.system.kinds import System
     from penstock.system.network import Network
 
-    System = Network | tuple[Workload, Server]
     _Known = tuple[Ends[Any], Certificate, Certificate]
 
 

@@ -60,12 +60,12 @@ def verdict(
         What arrives (its own seed is not used) and what serves, under any policy and any limits; or
         a network alone, under any policies, orders and routers.
     alpha
-        Of a server: share of wrong verdicts that the test aims at, where the load is at least
-        ``resolution`` away from the largest that is stable. Default: 0.01. No theorem holds it;
-        ``docs/verdicts.md`` says how often the test was right.
+        Of a server: share of wrong verdicts that the test aims at. Default: 0.01. It is meant where
+        the load is at least ``resolution`` away from the largest that is stable. No theorem holds
+        it; ``docs/verdicts.md`` says how often the test was right.
     resolution
-        The smallest distance from a critical load that must be told, as a share of it. Default:
-        0.01, of a network 0.02.
+        Smallest distance from a critical load that must be told, as a share of it. Default: 0.01,
+        of a network 0.02.
     seed
         For everything random.
     most_arrivals

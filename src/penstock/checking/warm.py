@@ -4,12 +4,11 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from penstock.errors import InputError
 from penstock.show import progress
+from penstock.show.commands import command
 
 _LENGTHS = {
     "prompt": {"lognormal": {"mean": 200, "cv": 1, "max": 1000}},
@@ -19,33 +18,21 @@ _A100 = {"hardware": "codellama-34b-a100-tp1", "token_budget": 512}
 _H100 = {"model": "Llama-3.1-8B", "gpu": "h100-sxm"}
 
 
-def warm(
-    names: Annotated[
-        str | None,
-        typer.Option(
-            "--for",
-            metavar="NAMES",
-            help="Of vllm, sglang, tensorrt-llm, policies and networks those to compile for, "
-            "separated by commas (default: all).",
-        ),
-    ] = None,
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            "--folder",
-            metavar="DIR",
-            help="Keep all in this folder, to be shipped or mounted (default: the one that "
-            "PENSTOCK_COMPILED names, else your cache).",
-        ),
-    ] = None,
-    any_cpu: Annotated[
-        bool,
-        typer.Option(
-            "--any-cpu", help="Compile for all processors of this kind, not for this one."
-        ),
-    ] = False,
-) -> None:
-    """Compile the simulator beforehand, for images and machines that are to answer at once."""
+@command()
+def warm(*, names: str | None = None, folder: Path | None = None, any_cpu: bool = False) -> None:
+    """Compile the simulator beforehand, for images and machines that are to answer at once.
+
+    Parameters
+    ----------
+    names : --for NAMES
+        Of vllm, sglang, tensorrt-llm, policies and networks those to compile for, separated by
+        commas (default: all).
+    folder : DIR
+        Keep all in this folder, to be shipped or mounted (default: the one that PENSTOCK_COMPILED
+        names, else your cache).
+    any_cpu
+        Compile for all processors of this kind, not for this one.
+    """
     if any_cpu:  # Numba looks when it is imported
         os.environ |= {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
     from penstock.kernel import kept_code
@@ -59,9 +46,8 @@ def warm(
                 f"{', '.join(parts)}"
             )
     place = kept_code.keep_in(folder)
-    progress.announce_compilation()
     size = kept_code.size(place)
-    with progress.bar("Warming") as show:
+    with progress.simulating("Warming") as show:
         for number, name in enumerate(chosen):
             show(number / len(chosen), name)
             began = time.monotonic()

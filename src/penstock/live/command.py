@@ -4,13 +4,14 @@ import contextlib
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from penstock import checks
 from penstock.errors import InputError
 from penstock.show import progress
+from penstock.show.commands import command
 from penstock.show.options import EXIT_ANSWER_IS_NO, duration, finite
 
 if TYPE_CHECKING:
@@ -30,128 +31,87 @@ EXIT_UNDECIDED = 3
 
 _Shown = Literal["lines", "pages", "end"]
 
-Places = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="URL...",
-        help="Engines: host:8000 or a URL, with /metrics or without. Or saved pages of one engine.",
-    ),
-]
-PrometheusUrl = Annotated[
-    str | None,
-    typer.Option("--prometheus", metavar="URL", help="Read what this Prometheus has scraped."),
-]
-Match = Annotated[
-    str | None,
-    typer.Option("--match", help="With --prometheus: which engines, such as 'namespace=\"prod\"'."),
-]
-Arrivals = Annotated[
-    str | None,
-    typer.Option(
-        "--arrivals",
-        metavar="URL[#METRIC]",
-        help="A gateway that counts arrivals: llm-d, Dynamo, TGI, or any counter by its name.",
-    ),
-]
-ServerFile = Annotated[
-    Path | None,
-    typer.Option("--server", metavar="FILE", help="What each engine is: a scenario's server."),
-]
-BatchTimeFile = Annotated[
-    Path | None, typer.Option("--batch-time", metavar="FILE", help="Batch times of each engine.")
-]
-Hardware = Annotated[
-    str | None, typer.Option("--hardware", help="Measured batch times: `penstock hardware`.")
-]
-Budget = Annotated[
-    int | None, typer.Option("--token-budget", help="Of each engine (max_num_batched_tokens).")
-]
-BatchSize = Annotated[
-    int | None, typer.Option("--max-batch-size", help="Of each engine (max_num_seqs).")
-]
-KVTokens = Annotated[
-    int | None, typer.Option("--kv-tokens", help="Of each engine; default: as it says itself.")
-]
-Iterations = Annotated[
-    str | None,
-    typer.Option(
-        "--iterations",
-        metavar="tcp://HOST:PORT",
-        help="Batch times from an engine's forward-pass metrics, which fit better and better.",
-    ),
-]
-Log = Annotated[
-    Path | None,
-    typer.Option("--log", metavar="FILE", help="The same, from a log of vLLM that grows."),
-]
-Every = Annotated[str, typer.Option("--every", help="Time between scrapes, such as 5s.")]
-QueueLimit = Annotated[
-    float | None, typer.Option("--queue-limit", help="Requests that wait: how long until so many?")
-]
-Ttft = Annotated[
-    str | None, typer.Option("--ttft", help="Time to first token, such as 2s: how long until it?")
-]
-TargetLoad = Annotated[
-    float, typer.Option("--target-load", help="Load that the replicas needed are for.")
-]
-Alpha = Annotated[
-    float, typer.Option("--alpha", help="Share of wrong verdicts aimed at, over all looks.")
-]
-Export = Annotated[
-    str | None,
-    typer.Option(
-        "--export",
-        metavar="[ADDRESS:]PORT",
-        help="Be scraped by Prometheus; on loopback unless an address is given.",
-    ),
-]
-Record = Annotated[
-    Path | None, typer.Option("--record", metavar="FILE", help="Keep all that is read.")
-]
-Replay = Annotated[
-    Path | None, typer.Option("--replay", metavar="FILE", help="Read a recording, and no engine.")
-]
-JsonLines = Annotated[
-    bool, typer.Option("--json", help="Print a line of JSON each time, and nothing else.")
-]
-Once = Annotated[
-    bool, typer.Option("--once", help="Scrape twice, answer, and end. Of a recording: its end.")
-]
-Strict = Annotated[
-    bool,
-    typer.Option("--strict", help="Exit with status 1 if unstable, and 3 if not known yet."),
-]
 
-
+@command()
 def watch(
-    places: Places = None,
-    prometheus: PrometheusUrl = None,
-    match: Match = None,
-    arrivals: Arrivals = None,
-    server: ServerFile = None,
-    batch_time: BatchTimeFile = None,
-    hardware: Hardware = None,
-    token_budget: Budget = None,
-    max_batch_size: BatchSize = None,
-    kv_tokens: KVTokens = None,
-    iterations: Iterations = None,
-    log: Log = None,
-    every: Every = "5s",
-    queue_limit: QueueLimit = None,
-    ttft: Ttft = None,
-    target_load: TargetLoad = 0.8,
-    alpha: Alpha = 0.05,
-    export: Export = None,
-    record: Record = None,
-    replay: Replay = None,
-    as_json: JsonLines = False,
-    once: Once = False,
-    strict: Strict = False,
+    places: list[str] | None = None,
+    *,
+    prometheus: str | None = None,
+    match: str | None = None,
+    arrivals: str | None = None,
+    server: Path | None = None,
+    batch_time: Path | None = None,
+    hardware: str | None = None,
+    token_budget: int | None = None,
+    max_batch_size: int | None = None,
+    kv_tokens: int | None = None,
+    iterations: str | None = None,
+    log: Path | None = None,
+    every: str = "5s",
+    queue_limit: float | None = None,
+    ttft: str | None = None,
+    target_load: float = 0.8,
+    alpha: float = 0.05,
+    export: str | None = None,
+    record: Path | None = None,
+    replay: Path | None = None,
+    as_json: bool = False,
+    once: bool = False,
+    strict: bool = False,
 ) -> None:
     """Watch engines that run: is the load carried, how much is left, until when, and with how many
     replicas.
 
     It reads their metrics and sends nothing.
+
+    Parameters
+    ----------
+    places : URL...
+        Engines: host:8000 or a URL, with /metrics or without. Or saved pages of one engine.
+    prometheus : URL
+        Read what this Prometheus has scraped.
+    match
+        With --prometheus: which engines, such as 'namespace="prod"'.
+    arrivals : URL[#METRIC]
+        A gateway that counts arrivals: llm-d, Dynamo, TGI, or any counter by its name.
+    server
+        What each engine is: a scenario's server.
+    batch_time
+        Batch times of each engine.
+    hardware
+        Measured batch times: `penstock hardware`.
+    token_budget
+        Of each engine (max_num_batched_tokens).
+    max_batch_size
+        Of each engine (max_num_seqs).
+    kv_tokens
+        Of each engine; default: as it says itself.
+    iterations : tcp://HOST:PORT
+        Batch times from an engine's forward-pass metrics, which fit better and better.
+    log
+        The same, from a log of vLLM that grows.
+    every
+        Time between scrapes, such as 5s.
+    queue_limit
+        Requests that wait: how long until so many?
+    ttft
+        Time to first token, such as 2s: how long until it?
+    target_load
+        Load that the replicas needed are for.
+    alpha
+        Share of wrong verdicts aimed at, over all looks.
+    export : [ADDRESS:]PORT
+        Be scraped by Prometheus; on loopback unless an address is given.
+    record
+        Keep all that is read.
+    replay
+        Read a recording, and no engine.
+    as_json : --json
+        Print a line of JSON each time, and nothing else.
+    once
+        Scrape twice, answer, and end. Of a recording: its end.
+    strict
+        Exit with status 1 if unstable, and 3 if not known yet.
     """
     checks.installed("`penstock watch`", "live", *WATCHING)
     from penstock.live.given_engine import described_engine

@@ -1,15 +1,14 @@
 """The command ``penstock plan``: the cheapest deployment that meets the targets."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from penstock.document import read_document
 from penstock.errors import InputError
 from penstock.show import progress
+from penstock.show.commands import command
 from penstock.show.files import write_whole
-from penstock.show.options import Form, Seed, answers, files_of
+from penstock.show.options import Form, files_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,95 +18,30 @@ if TYPE_CHECKING:
 _MOST_FIRST = 6
 """Kinds of hardware in the first ranking."""
 
-Targets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--target",
-        metavar="TARGET",
-        help="A limit such as ttft_p99<2s, instead of the scenario's.",
-    ),
-]
-Objective = Annotated[
-    str | None,
-    typer.Option(
-        "--objective", help="cost: meet every target; goodput: for a share of the requests."
-    ),
-]
-Goodput = Annotated[
-    float | None,
-    typer.Option("--goodput", help="Share of requests within all limits; 0.99 is 99%."),
-]
-Requests = Annotated[
-    int | None,
-    typer.Option(
-        "--requests", help="Simulated of a replica to begin with, instead of the scenario's."
-    ),
-]
-ScenarioOrNone = Annotated[
-    Path | None,
-    typer.Argument(metavar="[SCENARIO]", help="A YAML file: workload, server, plan."),
-]
-Model = Annotated[
-    str | None, typer.Option("--model", help="A known name, or a config.json: no file is needed.")
-]
-Gpus = Annotated[
-    str | None,
-    typer.Option("--gpus", help="Of --model, such as h100-sxm,l40s; default: all with a price."),
-]
-Tp = Annotated[str | None, typer.Option("--tp", help="GPUs of a replica; default: 1,2,4,8.")]
-Rate = Annotated[float | None, typer.Option("--rate", help="Requests per second.")]
-Prompt = Annotated[int | None, typer.Option("--prompt", help="Tokens of a prompt.")]
-Output = Annotated[int | None, typer.Option("--output", help="Tokens of an output.")]
-Trace = Annotated[
-    Path | None, typer.Option("--trace", metavar="FILE", help="Requests, in place of lengths.")
-]
-Engines = Annotated[
-    str | None,
-    typer.Option("--engine", help="vllm (default), sglang, or both with a comma."),
-]
-Precision = Annotated[
-    str | None, typer.Option("--precision", help="Of the weights: bf16, fp8, fp4 or int4.")
-]
-Apart = Annotated[
-    bool, typer.Option("--apart", help="Search replicas for prompts and for outputs apart, too.")
-]
-Prices = Annotated[
-    Path | None,
-    typer.Option("--prices", metavar="FILE", help="Money for a GPU and an hour, by its name."),
-]
-Write = Annotated[
-    Path | None, typer.Option("--write", metavar="FILE", help="Write the scenario of --model.")
-]
-Confidence = Annotated[float | None, typer.Option("--confidence", help="Of the intervals.")]
-Manifest = Annotated[
-    Path | None,
-    typer.Option("--manifest", metavar="FILE", help="Write a Kubernetes manifest of the answer."),
-]
 
-
-@answers("figures", "report", "strict")
+@command(form="figures report strict")
 def plan(
-    scenario: ScenarioOrNone = None,
-    model: Model = None,
-    gpus: Gpus = None,
-    tp: Tp = None,
-    rate: Rate = None,
-    prompt: Prompt = None,
-    output: Output = None,
-    trace: Trace = None,
-    engine: Engines = None,
-    precision: Precision = None,
-    apart: Apart = False,
-    prices: Prices = None,
-    write: Write = None,
-    targets: Targets = None,
-    objective: Objective = None,
-    goodput: Goodput = None,
-    requests: Requests = None,
-    confidence: Confidence = None,
-    seed: Seed = None,
-    manifest: Manifest = None,
+    scenario: Path | None = None,
     *,
+    model: str | None = None,
+    gpus: str | None = None,
+    tp: str | None = None,
+    rate: float | None = None,
+    prompt: int | None = None,
+    output: int | None = None,
+    trace: Path | None = None,
+    engine: str | None = None,
+    precision: str | None = None,
+    apart: bool = False,
+    prices: Path | None = None,
+    write: Path | None = None,
+    targets: list[str] | None = None,
+    objective: str | None = None,
+    goodput: float | None = None,
+    requests: int | None = None,
+    confidence: float | None = None,
+    seed: int | None = None,
+    manifest: Path | None = None,
     form: Form,
 ) -> None:
     """Find the cheapest deployment that meets the targets, and say what binds it and what comes
@@ -115,13 +49,53 @@ def plan(
 
     With --model no file is needed: models on GPUs are put side by side.
 
-    \b
       penstock plan --model Llama-3.1-70B --gpus h100-sxm,h200-sxm --tp 2,4,8 --rate 60
         --prompt 1500 --output 300 --target 'ttft_p99<2s' --target 'tpot_p99<60ms'
 
     Beside `workload` and `server` the scenario has a `plan` that says where to look, such as
     `plan: {targets: [ttft_p99<2s], search: {token_budget: [256, 512, 1024], replicas: {max: 32}}}`.
-    """  # noqa: D301 - the escape itself keeps the lines of the example apart
+
+    Parameters
+    ----------
+    scenario : [SCENARIO]
+        A YAML file: workload, server, plan.
+    model
+        A known name, or a config.json: no file is needed.
+    gpus
+        Of --model, such as h100-sxm,l40s; default: all with a price.
+    tp
+        GPUs of a replica; default: 1,2,4,8.
+    rate
+        Requests per second.
+    prompt
+        Tokens of a prompt.
+    output
+        Tokens of an output.
+    trace
+        Requests, in place of lengths.
+    engine
+        vllm (default), sglang, or both with a comma.
+    precision
+        Of the weights: bf16, fp8, fp4 or int4.
+    apart
+        Search replicas for prompts and for outputs apart, too.
+    prices
+        Money for a GPU and an hour, by its name.
+    write
+        Write the scenario of --model.
+    targets
+        A limit such as ttft_p99<2s, instead of the scenario's.
+    objective
+        cost: meet every target; goodput: for a share of the requests.
+    goodput
+        Share of requests within all limits; 0.99 is 99%.
+    requests
+        Simulated of a replica to begin with.
+    confidence
+        Of the intervals.
+    manifest
+        Write a Kubernetes manifest of the answer.
+    """
     files = [] if scenario is None else files_of(scenario)
     form.check(files, {"--manifest": manifest, "--write": write})
     from penstock.planning.answers import answered

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from penstock import checks
+from penstock.checking.variants import with_limits
 from penstock.errors import InputError
 from penstock.planning.deployment import Deployment, Kind
 from penstock.planning.mixed_fleets import refuse_mixing
@@ -389,10 +390,8 @@ def _replica(
         slots = slots and min(slots, budget)
         policy = hardware.served.engine if policy is None else policy
     policy = server.policy if policy is None else policy
-    same = policy is server.policy or policy == server.policy.name
-    changed |= {} if same else {"policy": policy, "policy_params": ()}
     budget = server.token_budget if budget is None else budget
-    replica = dataclasses.replace(server, token_budget=budget, max_batch_size=slots, **changed)
-    if replica.scope_warning and not same:
+    replica = with_limits(server, policy, token_budget=budget, max_batch_size=slots, **changed)
+    if replica.scope_warning and replica.policy.name != server.policy.name:
         raise _UnsuitedError(replica.scope_warning)
     return replica

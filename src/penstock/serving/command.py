@@ -4,14 +4,12 @@ import os
 import socket
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.planning import command as planning
 from penstock.show import progress
+from penstock.show.commands import command
 from penstock.show.options import duration
 
 if TYPE_CHECKING:
@@ -20,40 +18,47 @@ if TYPE_CHECKING:
 _MOST_CONNECTIONS = 128  # a page has six at most, and one for the live tab
 
 
+@command("planning.command:plan", only="model rate prompt output trace precision targets")
 def serve(
-    scenario: Annotated[
-        Path | None,
-        typer.Argument(metavar="[SCENARIO]", help="A YAML file; default: an example."),
-    ] = None,
-    port: Annotated[int, typer.Option("--port", help="Of the page; 0: any free one.")] = 8765,
-    address: Annotated[
-        str, typer.Option("--address", help="Where to listen: loopback, or else others can read.")
-    ] = "127.0.0.1",
-    open_page: Annotated[bool, typer.Option("--open", help="Open a browser.")] = False,
-    watch: Annotated[
-        list[str] | None,
-        typer.Option("--watch", metavar="URL", help="An engine for the live tab; repeatable."),
-    ] = None,
-    every: Annotated[str, typer.Option("--every", help="Time between scrapes, such as 5s.")] = "5s",
-    model: planning.Model = None,
-    gpus: Annotated[
-        str | None, typer.Option("--gpus", help="Of --model, to begin with, such as h100-sxm.")
-    ] = None,
-    tp: Annotated[str | None, typer.Option("--tp", help="GPUs of a replica; default: 1.")] = None,
-    rate: planning.Rate = None,
-    prompt: planning.Prompt = None,
-    output: planning.Output = None,
-    trace: planning.Trace = None,
-    engine: Annotated[
-        str | None, typer.Option("--engine", help="vllm (default) or sglang.")
-    ] = None,
-    precision: planning.Precision = None,
-    targets: planning.Targets = None,
+    scenario: Path | None = None,
+    *,
+    port: int = 8765,
+    address: str = "127.0.0.1",
+    open_page: bool = False,
+    watch: list[str] | None = None,
+    every: str = "5s",
+    gpus: str | None = None,
+    tp: str | None = None,
+    engine: str | None = None,
+    model: str | None = None,
+    targets: list[str] | None = None,
+    **asked: Any,
 ) -> None:
     """Show a scenario in a browser, with sliders; and engines that run, with --watch.
 
     With --model no file is needed: the page begins with what the options say. Each engine that is
     watched is what the scenario's server says. Nothing is sent anywhere.
+
+    Parameters
+    ----------
+    scenario : [SCENARIO]
+        A YAML file; default: an example.
+    port
+        Of the page; 0: any free one.
+    address
+        Where to listen: loopback, or else others can read.
+    open_page : --open
+        Open a browser.
+    watch : URL
+        An engine for the live tab.
+    every
+        Time between scrapes, such as 5s.
+    gpus
+        Of --model, to begin with, such as h100-sxm.
+    tp
+        GPUs of a replica; default: 1.
+    engine
+        vllm (default) or sglang.
     """
     checks.installed("`penstock serve`", "serve", "starlette", "uvicorn")
     if watch:
@@ -64,10 +69,7 @@ def serve(
     from penstock.serving.app import application
     from penstock.serving.controls import Controls
 
-    given = {
-        "gpus": gpus, "tp": tp, "engine": engine, "precision": precision, "rate": rate,
-        "prompt": prompt, "output": output, "trace": trace,
-    }  # fmt: skip
+    given = {"gpus": gpus, "tp": tp, "engine": engine, **asked}
     if model is None:
         refuse_beside(given, scenario)
         controls = Controls(scenario, targets=targets)

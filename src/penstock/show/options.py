@@ -1,16 +1,14 @@
-"""What the commands share: their options, exit statuses, and what they write."""
+"""The form in which a command answers, its exit statuses, and what it writes."""
 
 import dataclasses
-import functools
-import inspect
 import json
 import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -28,52 +26,6 @@ _DATA = (".json", ".csv", ".jsonl", ".parquet", ".gz")
 
 _DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(ms|s|min|m|h)?\s*")
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, None: 1.0}
-
-ScenarioPath = Annotated[
-    Path, typer.Argument(metavar="SCENARIO", help="A YAML file: workload, server, simulate.")
-]
-Seed = Annotated[int | None, typer.Option("--seed", help="Seed, instead of the scenario's.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-All = Annotated[
-    bool,
-    typer.Option("--all", help="Say everything: every table, every statistic with its interval."),
-]
-_FIGURES = typer.Option("--figures", metavar="DIR", help="Write figures as SVG and PNG.")
-_REPORT = typer.Option("--report", metavar="FILE", help="Write a page that stands alone (HTML).")
-_STRICT = typer.Option(
-    "--strict", help="Exit with status 1 if it is not known to be stable, or a target to be met."
-)
-_WHY = typer.Option("--why", help="Say besides what explains it: hypotheses, limits, assumptions.")
-_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "as_json": (Json, False),
-    "figures": (Annotated[Path | None, _FIGURES], None),
-    "report": (Annotated[Path | None, _REPORT], None),
-    "strict": (Annotated[bool, _STRICT], False),
-    "why": (Annotated[bool, _WHY], False),
-    "everything": (All, False),
-}
-
-Output = Annotated[
-    Path | None,
-    typer.Option(
-        "--output", metavar="FILE", help="Write a batch-time file (YAML), which scenarios read."
-    ),
-]
-Description = Annotated[
-    str,
-    typer.Option(
-        "--description", help="Model, accelerator, parallelism: what the batch-time file says."
-    ),
-]
-
-
-MaxGib = Annotated[
-    float | None,
-    typer.Option(
-        "--max-gib",
-        help="What a file may hold, unpacked, in GiB (default 2): all of it must fit into memory.",
-    ),
-]
 
 
 @dataclasses.dataclass
@@ -134,48 +86,30 @@ class Form:
         if not self.as_json:
             print(f"{what}: {', '.join(map(str, paths))}", file=sys.stderr)
 
-    def show(self, page: "Page", document: dict[str, Any]) -> None:
-        """Print an answer as words or one JSON document, after writing the page where asked."""
+    def show(self, page: "Page", document: dict[str, Any], *, is_no: bool = False) -> None:
+        """Print an answer as words or one JSON document, after writing the page where asked; then
+        leave with a status that says so where it is no.
+        """
         if self.report is not None:
             from penstock.show import html
 
             html.write(self.report, page)
             self.written("Report", [self.report])
         if self.as_json:
-            print_json(document)
-            return
-        from penstock.show.terminal import print_page
+            print(json.dumps(document, indent=2, allow_nan=False))
+        else:
+            from penstock.show.terminal import print_page
 
-        depth: Depth = "why" if self.why else "head"
-        if self.everything:
-            depth = "all"
-        print_page(page, depth=depth, begun=self.begun)
+            depth: Depth = "why" if self.why else "head"
+            if self.everything:
+                depth = "all"
+            print_page(page, depth=depth, begun=self.begun)
+        self.leave(is_no)
 
     def leave(self, is_no: bool) -> None:
         """Exit with a status that says so where the answer is no, if asked to."""
         if self.strict and is_no:
             raise typer.Exit(EXIT_ANSWER_IS_NO)
-
-
-def answers(*more: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command options for the form of its answer: JSON, how much of it, and ``more``."""
-    names = [name for name in _OPTIONS if name in (*more, "as_json", "why", "everything")]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    options = [
-        inspect.Parameter(name, keyword, default=_OPTIONS[name][1], annotation=_OPTIONS[name][0])
-        for name in names
-    ]
-
-    def with_options(command: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(command)
-        def answer(**given: Any) -> None:
-            command(form=Form(**{name: given.pop(name) for name in names}), **given)
-
-        own = [one for one in inspect.signature(command).parameters.values() if one.name != "form"]
-        answer.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
-        return answer
-
-    return with_options
 
 
 def files_of(scenario: Path, *values: str) -> Iterator[Path]:
@@ -221,8 +155,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def print_json(document: dict[str, Any]) -> None:
-    """Print a document on standard output."""
-    print(json.dumps(document, indent=2, allow_nan=False))

@@ -150,3 +150,11 @@ def announce_compilation() -> None:
 
     event.register("numba:compile", compiling.Compiling())  # type: ignore[no-untyped-call]
     event.register(compiling.WAITING, compiling.Waiting())  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def simulating(title: str = "Simulating") -> Iterator[Show]:
+    """Show a bar for work with the simulator, and what of that is compiled before."""
+    announce_compilation()
+    with bar(title) as show:
+        yield show

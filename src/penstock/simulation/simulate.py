@@ -91,9 +91,11 @@ def simulate(
     ----------
     workload, server
         What arrives and what serves; or a network alone.
-    requests, jobs
-        Number of arrivals: requests at a server, jobs of a network. All of them leave before the
-        run ends (see ``drain``). Default: whole recordings.
+    requests
+        Of a server: arrivals to simulate. Default: the whole recording. All of them leave before
+        the run ends (see ``drain``).
+    jobs
+        Of a network: jobs to simulate. Default: whole recordings. They leave likewise.
     until
         Simulated seconds since the first arrival at which to stop instead.
     seed

@@ -84,22 +84,31 @@ def sweep(
     scenario
         A file, what one would hold (paths then begin in the working folder), or what `set_up` made
         of it.
-    vary, sample
+    vary
         Dotted fields and what they take: a list of values, text such as ``"1:10:0.5"`` (from, to,
-        step), and to draw so many random points from, ``(low, high)`` or ``"1:10:log"``. Default:
-        the scenario's ``sweep``.
+        step), and to draw from, with ``sample``, ``(low, high)`` or ``"1:10:log"``. Default: the
+        scenario's ``sweep``.
+    sample
+        Random points, instead of the whole grid.
     out
         A ``.parquet`` or ``.csv`` file, and a journal beside it, so that the next call goes on
         where this one stopped.
-    jobs, backend, progress
-        Number and kind of workers, see `penstock.sweeping.workers.gathered`; called as points are
-        finished.
-    seed, seeds, independent
-        Instead of the scenario's; runs of each point, with seeds counted from it; whether each
-        point has its own seed.
-    test, fresh
-        Whether to test points that no theorem judges; whether to begin anew whatever ``out`` and
-        its journal hold.
+    jobs
+        Workers; -1: one to each core, all of a cluster.
+    backend
+        ``loky`` (this machine), ``ray``, ``dask``, ``ray://host:port`` or ``dask://host:port``.
+    seed
+        Instead of the scenario's.
+    seeds
+        Runs of each point, with seeds one after another.
+    independent
+        Whether to give each point a seed of its own, not common random numbers.
+    test
+        Whether to test points that no theorem judges.
+    fresh
+        Whether to begin anew, whatever ``out`` and its journal hold.
+    progress
+        Called with the number of finished points, and of all.
 
     Returns
     -------

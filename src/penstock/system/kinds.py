@@ -1,7 +1,7 @@
 """One question, two kinds of system: a workload on a server, or a network."""
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock import checks
 from penstock.errors import InputError
@@ -11,11 +11,14 @@ from penstock.workload.workload import Workload
 if TYPE_CHECKING:
     from penstock.system.network import Network
 
+System: TypeAlias = "Network | tuple[Workload, Server]"
+"""What is asked about; a workload and a server are short for a network of one."""
+
 
 class OfSystem:
     """What is about a system: a network, or a workload and a server, which are short for one."""
 
-    system: "Network | tuple[Workload, Server]"
+    system: "System"
 
     @property
     def is_network(self) -> bool:
@@ -49,6 +52,11 @@ class OfSystem:
         from penstock.system.network import Network  # questions about a server need not wait for it
 
         return Network.single(*self.system) if isinstance(self.system, tuple) else self.system
+
+
+def asked_about(system: "System") -> "tuple[Any, ...]":
+    """Return a system as questions take it: a workload and a server, or a network alone."""
+    return system if isinstance(system, tuple) else (system,)
 
 
 _REFUSED = {

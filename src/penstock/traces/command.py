@@ -1,12 +1,12 @@
 """The command ``penstock traces``."""
 
 import dataclasses
-from typing import Annotated
 
 import typer
 
 from penstock.show import progress
-from penstock.show.options import All, Form, Json
+from penstock.show.commands import command
+from penstock.show.options import Form
 
 traces_app = typer.Typer(
     help="List the public request traces worth knowing, or fetch one.", rich_markup_mode=None
@@ -14,7 +14,8 @@ traces_app = typer.Typer(
 
 
 @traces_app.callback(invoke_without_command=True)
-def traces(context: typer.Context, as_json: Json = False, everything: All = False) -> None:
+@command()
+def traces(context: typer.Context, *, as_json: bool = False, everything: bool = False) -> None:
     """List the public request traces worth knowing; with --all, where they are hosted, and under
     which licence.
     """
@@ -31,13 +32,17 @@ def traces(context: typer.Context, as_json: Json = False, everything: All = Fals
 
 
 @traces_app.command("get")
-def traces_get(
-    name: Annotated[str, typer.Argument(help="A name that `penstock traces` lists.")],
-    url: Annotated[
-        str | None, typer.Option("--url", help="Fetch it from here instead of its official place.")
-    ] = None,
-) -> None:
-    """Download a trace into the cache, check or record its checksum, and read it once."""
+@command()
+def traces_get(name: str, *, url: str | None = None) -> None:
+    """Download a trace into the cache, check or record its checksum, and read it once.
+
+    Parameters
+    ----------
+    name
+        A name that `penstock traces` lists.
+    url
+        Fetch it from here instead of its official place.
+    """
     from penstock.traces import catalogue
     from penstock.workload.workload import read_trace
 

@@ -106,9 +106,9 @@ def read_benchmarks(
         gzip. ``-``: standard input. Of a folder the JSON files are read, or, where it has none, the
         CSV files.
     format
-        One of `FORMATS`; None: detected.
+        ``guidellm``, ``vllm-bench``, ``inference-perf``, ``aiperf`` or ``csv``. Default: detected.
     max_gib
-        What a file may hold, unpacked, in GiB; None: 2. All of it must fit into memory.
+        What a file may hold, unpacked, in GiB. Default: 2. All of it must fit into memory.
 
     Returns
     -------

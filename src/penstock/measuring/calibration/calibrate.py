@@ -65,15 +65,24 @@ def calibrate(
         fitted to what the shape says (`shape_fit`), and every prediction has an interval. None:
         all costs are fitted (`equations`).
     fit_rows
-        Rows to fit, of each shape: ``lowest:3``, those with the fewest requests per second;
-        ``spread:3``, the lowest, the highest and those between at equal distances; ``all``; or a
-        value for each row.
+        Rows to fit, of each shape: ``lowest:3``, those with the fewest requests per second,
+        ``spread:3``, from the lowest to the highest at equal distances, or ``all``. Also a value
+        for each row.
     parameters
-        What to fit, of `UNITS`, ``step`` among them, without ``hardware``; None: all. Costs that
+        What to fit, of `UNITS`, ``step`` among them, without ``hardware``. Default: all. Costs that
         the rows cannot tell rest on their `priors`.
-    token_budget, max_batch_size, policy, kv_tokens
-        Of the server, as it ran. None for ``kv_tokens``: found where rows identify it (`limit_of`),
-        else no limit; for the others: 8,192 and 1,024, vLLM's defaults on a large GPU, are assumed.
+    token_budget
+        Of the server, as it ran (``max_num_batched_tokens``). Default: 8,192 is assumed, as vLLM
+        has it on a large GPU.
+    max_batch_size
+        Of the server, as it ran (``max_num_seqs``). Default: 1,024 is assumed, as vLLM has it on a
+        large GPU.
+    policy
+        A policy or an engine's scheduler. Default: ``sglang`` where its client wrote all results,
+        else ``vllm``.
+    kv_tokens
+        Tokens that KV memory holds. Default: found where rows identify it, else no limit. See
+        `limit_of`.
     policy_params
         Settings of the policy, as `Server` takes them: ``{"async_scheduling": False}``, or drafts
         of speculative decoding and the chances that they are accepted.
@@ -81,12 +90,12 @@ def calibrate(
         Share of prompt tokens that the server's prefix cache held, where rows do not say it; then
         ``kv_tokens`` are needed, too. All prompts are taken to begin alike.
     declared_tokens
-        Output tokens that requests said they may make (``max_tokens``), where rows do not say it;
-        None: those that they made.
+        Output tokens that requests said they may make (``max_tokens``), where rows do not say it.
+        Default: those that they made.
     per_run
-        What to adjust to each run (the column: files are separate deployments or clients) that has
-        two fitted rows or more: ``nothing``, the ``overhead``, or ``all``, where parameters stay
-        near those of all runs together.
+        What to adjust to each run: ``nothing``, the ``overhead`` or ``all``. Runs (the column:
+        files are separate deployments or clients) are those with two fitted rows or more; of
+        ``all`` parameters stay near those of all runs together.
     seed
         For arrivals and the order of lengths.
     progress

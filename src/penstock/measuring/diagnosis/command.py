@@ -1,34 +1,28 @@
 """The command ``penstock diagnose``: what benchmark results are worth."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import Any
 
-import typer
-
-from penstock.measuring.calibration.command import Format, Results, in_short
-from penstock.show.options import EXIT_ANSWER_IS_NO, Form, MaxGib, answers
-
-Strict = Annotated[
-    bool,
-    typer.Option("--strict", help="Exit with status 1 if a load is not worth its numbers."),
-]
+from penstock.measuring.calibration.command import in_short
+from penstock.show.commands import command
+from penstock.show.options import Form
 
 
-@answers("report")
-def diagnose(
-    results: Results,
-    format: Format = None,
-    max_gib: MaxGib = None,
-    strict: Strict = False,
-    *,
-    form: Form,
-) -> None:
+@command("read_benchmarks", form="report strict")
+def diagnose(results: list[Path], *, form: Form, **asked: Any) -> None:
     """Say what benchmark results are worth: steady or filling, held back by the client, too short;
     what each load shows, and what it does not.
+
+    Parameters
+    ----------
+    results : RESULTS...
+        Benchmark results or folders of them: GuideLLM, vllm bench, inference-perf, AIPerf,
+        GenAI-Perf, CSV; -: standard input.
+    strict
+        Exit with status 1 if a load is not worth its numbers.
     """
     form.check(results)
     from penstock.measuring.diagnosis.diagnose import diagnose as diagnosed
 
-    answer = diagnosed(results, format, max_gib=max_gib, names=in_short(results))
-    form.show(answer.page(), answer.as_dict())
-    if strict and not answer.worth:
-        raise typer.Exit(EXIT_ANSWER_IS_NO)
+    answer = diagnosed(results, **asked, names=in_short(results))
+    form.show(answer.page(), answer.as_dict(), is_no=not answer.worth)

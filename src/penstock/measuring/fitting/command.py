@@ -1,61 +1,41 @@
 """The command ``penstock fit``: from measured batches to a batch-time model."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
-
-from penstock import checks
-from penstock.errors import InputError
 from penstock.inputs.source import refuse_twice
-from penstock.show.options import Description, Form, MaxGib, Output, answers
-
-Files = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="FILE...",
-        help="Measured batches: a table, an engine's log or metrics; -: standard input.",
-    ),
-]
-Model = Annotated[
-    str,
-    typer.Option(
-        "--model", help="auto, affine, hinge, steps, table, composition, or composition-affine ..."
-    ),
-]
-Format = Annotated[str | None, typer.Option("--format", help="table, vllm, sglang, tensorrt-llm.")]
-Where = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--where", metavar="COLUMN=VALUE", help="Keep these rows of a table; may be repeated."
-    ),
-]
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Leave larger batches out.")]
-B0 = Annotated[
-    int | None, typer.Option("--b0", help="Step width or bend, instead of the one found.")
-]
-Confidence = Annotated[float, typer.Option("--confidence", help="Of the intervals.")]
-Seed = Annotated[int, typer.Option("--seed", help="Of the bootstrap.")]
+from penstock.show.commands import command, pairs
+from penstock.show.options import Form
 
 
-@answers("figures", "report")
+@command("fit", "read_batches", but="folds", form="figures report")
 def fit(
-    files: Files,
-    model: Model = "auto",
-    format: Format = None,
-    where: Where = None,
-    max_tokens: MaxTokens = None,
-    b0: B0 = None,
-    confidence: Confidence = 0.95,
-    seed: Seed = 0,
-    output: Output = None,
-    description: Description = "",
-    max_gib: MaxGib = None,
+    files: list[Path],
     *,
+    format: str | None = None,
+    where: list[str] | None = None,
+    max_tokens: int | None = None,
     form: Form,
+    output: Path | None = None,
+    description: str = "",
+    max_gib: float | None = None,
+    **asked: Any,
 ) -> None:
     """Fit a batch-time model to measured batches: parameters with intervals, errors, which model
     predicts best.
+
+    Parameters
+    ----------
+    files : FILE...
+        Measured batches: a table, an engine's log or metrics; -: standard input.
+    where : COLUMN=VALUE
+        Keep these rows of a table.
+    max_tokens
+        Leave larger batches out.
+    output
+        Write a batch-time file (YAML), which scenarios read.
+    description
+        Model, accelerator, parallelism: what the batch-time file says.
     """
     from penstock.measuring.fitting.batches import joined
     from penstock.measuring.fitting.fit import fit as fit_batches
@@ -64,14 +44,14 @@ def fit(
 
     form.check(files, {"--output": output})
     refuse_twice(files)
-    chosen = dict(_pair(text) for text in where or ())
+    chosen = pairs("--where COLUMN=VALUE", where, "model=llama-2-70b")
     batches = joined(
         [read_batches(file, format, where=chosen or None, max_gib=max_gib) for file in files]
     )
     if max_tokens is not None:
         batches = batches.up_to(max_tokens)
     with progress.bar(f"Fitting {len(batches):,} batches"):
-        found = fit_batches(batches, model, b0=b0, confidence=confidence, seed=seed)
+        found = fit_batches(batches, **asked)
     if output is not None:
         from penstock.system.batch_time_file import write_batch_time
 
@@ -86,13 +66,3 @@ def fit(
         }
         form.draw(charts)
     form.show(found.page(), found.as_dict())
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name.strip() and equals):
-        raise InputError(
-            f"--where {checks.shown(text)} names no column and value; give --where "
-            "model=llama-2-70b"
-        )
-    return name.strip(), value.strip()

@@ -133,16 +133,16 @@ def fit(
         What was measured.
     model
         ``affine``, ``hinge``, ``steps``, ``table``, ``composition-affine`` ...; ``composition``:
-        the best of these by cross-validation; ``auto``: the best of all
-        (`penstock.measuring.fitting.choose`).
+        the best of these by cross-validation; ``auto``: the best of all. See
+        `penstock.measuring.fitting.choose`.
     b0
-        Step width or bend, of ``steps`` and ``hinge``; None: searched.
+        Step width or bend, of ``steps`` and ``hinge``. Default: searched.
     confidence
         Of the intervals.
     folds
         Blocks of the cross-validation.
     seed
-        Of the bootstrap, and for dealing out the rows of a sweep.
+        Of the bootstrap. It also deals out the rows of a sweep.
 
     Raises
     ------

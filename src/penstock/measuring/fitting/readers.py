@@ -51,11 +51,11 @@ def read_batches(
         SGLang, vLLM or Dynamo). ``tensorrt-llm``: iteration statistics, JSON as ``/metrics`` of
         trtllm-serve gives it.
     format
-        One of these; None: told by the content.
+        ``table``, ``vllm``, ``sglang`` or ``tensorrt-llm``. Default: told by the content.
     where
         Of a table, keep rows with these values: ``{"model": "llama-2-70b"}``.
     max_gib
-        What the file may hold, unpacked, in GiB; None: 2. All of it must fit into memory.
+        What the file may hold, unpacked, in GiB. Default: 2. All of it must fit into memory.
 
     Raises
     ------

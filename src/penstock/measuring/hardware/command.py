@@ -1,39 +1,40 @@
 """The command ``penstock hardware``: batch times that were measured, or follow from a shape."""
 
 import json
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.show.options import Form, Json
+from penstock.show.commands import command
+from penstock.show.options import Form
 
 
+@command()
 def hardware(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[NAME]",
-            help="Show this one in full, or list those that match; with --gpu: a model, by name or "
-            "by the path of its config.json.",
-        ),
-    ] = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option(help="Work out the batch times of a model on this GPU, such as h100-sxm."),
-    ] = None,
-    tensor_parallel: Annotated[int, typer.Option("--tp", help="GPUs that share each layer.")] = 1,
-    precision: Annotated[
-        str | None, typer.Option(help="bf16, fp8, fp4 or int4, in place of the published one.")
-    ] = None,
-    engine: Annotated[
-        str, typer.Option(help="Whose host and limits: vllm, sglang, tensorrt-llm.")
-    ] = "vllm",
-    as_json: Json = False,
+    name: str | None = None,
+    *,
+    gpu: str | None = None,
+    tensor_parallel: int = 1,
+    precision: str | None = None,
+    engine: str = "vllm",
+    as_json: bool = False,
 ) -> None:
     """List the hardware whose batch times are known, or show one: its model, its source, how well
     it fits. With --gpu, work out those of any model from its shape.
+
+    Parameters
+    ----------
+    name : [NAME]
+        Show this one in full, or list those that match; with --gpu: a model, by name or by the path
+        of its config.json.
+    gpu
+        Work out the batch times of a model on this GPU, such as h100-sxm.
+    tensor_parallel : --tp
+        GPUs that share each layer.
+    precision
+        bf16, fp8, fp4 or int4, in place of the published one.
+    engine
+        Whose host and limits: vllm, sglang, tensorrt-llm.
     """
     from penstock.measuring.hardware.view import catalogue_page, hardware_page
     from penstock.system import presets

@@ -1,0 +1,273 @@
+"""A command is its function's signature: options are its keywords, their help is its docstring.
+
+Options are the keywords of the command's function and, besides, those of the functions that it
+asks, of which the source is read: `--help` has no time to import them. Help is the first sentence
+that is said of a parameter, and its default. Where numpydoc allows a type (``name : TYPE``) stands
+how the command line calls the value, or the option.
+"""
+
+import ast
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, get_args
+
+import typer
+
+from penstock import checks
+from penstock.errors import InputError
+from penstock.show.options import Form
+
+_OF_MANY = {
+    "scenario": ("SCENARIO", "A YAML file: workload, server, simulate."),
+    "policy": ("", "Policy, instead of the scenario's."),
+    "seed": ("", "Seed, instead of the scenario's."),
+    "as_json": ("--json", "Print one JSON document and nothing else."),
+    "figures": ("DIR", "Write figures as SVG and PNG."),
+    "report": ("FILE", "Write a page that stands alone (HTML)."),
+    "strict": ("", "Exit with status 1 if it is not known to be stable, or a target to be met."),
+    "why": ("", "Say besides what explains it: hypotheses, limits, assumptions."),
+    "everything": ("--all", "Say everything: every table, every statistic with its interval."),
+}
+"""What many commands have, and do not describe: how it is called, and its help."""
+
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+_PACKAGE = Path(__file__).parents[1]
+_PARAMETERS = re.compile(r"\n*Parameters\n-+\n(.*?)(?=\n\n\w+\n-+\n|\Z)", re.DOTALL)
+_ENTRY = re.compile(r"^(\S.*)\n((?:[ ]{4}.*\n|\n)*)", re.MULTILINE)
+_SENTENCE = r".+?[.?](?= [A-Z]|$)"
+_HELP = re.compile(rf"{_SENTENCE}(?: Default: {_SENTENCE})?")
+_NEVER_TYPED = re.compile("Progress|Callable|Stability|Outage|Server")
+
+
+class Option(NamedTuple):
+    """An option of a command, or an argument."""
+
+    name: str
+    kind: Any
+    default: Any  # `inspect.Parameter.empty`: it must be given
+    called: str = ""
+    help: str = ""
+    is_argument: bool = False
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it may be given several times."""
+        return list[str] in (self.kind, *get_args(self.kind))
+
+    @property
+    def flag(self) -> str:
+        """What is typed."""
+        if self.called.startswith("--"):
+            return self.called.split()[0]
+        flag = f"--{self.name.replace('_', '-')}"
+        return flag.removesuffix("s") if self.is_list else flag
+
+    @property
+    def metavar(self) -> str | None:
+        """What stands for the value; None: its type."""
+        if named := self.called.split()[self.called.startswith("--") :]:
+            return named[0]
+        if self.is_argument or self.is_list:
+            return (self.name if self.is_argument else self.flag[2:]).upper()
+        return "FILE" if Path in (self.kind, *get_args(self.kind)) else None
+
+    def parameter(self, flags: Mapping[str, str]) -> inspect.Parameter:
+        """Return what typer reads; what help says of other options names them as they are typed."""
+        if self.kind is typer.Context:
+            return inspect.Parameter(self.name, _KEYWORD, annotation=self.kind)
+        text = re.sub("``(.+?)``", lambda name: flags.get(name[1], name[1]), self.help)
+        if bool in (self.kind, *get_args(self.kind)) and text.startswith("Whether to "):
+            text = text.removeprefix("Whether to ").capitalize()
+        if self.is_list and not self.is_argument:
+            first, default, last = text.partition(" Default: ")
+            text = f"{first.removesuffix('.')}; repeatable.{default}{last}"
+        flag = f"{self.flag}/--no-{self.flag[2:]}" if self.default is True else self.flag
+        declared = (
+            typer.Argument(metavar=self.metavar, help=text)
+            if self.is_argument
+            else typer.Option(flag, metavar=self.metavar, help=text)
+        )
+        annotation: Any = Annotated[self.kind, declared]
+        return inspect.Parameter(self.name, _KEYWORD, default=self.default, annotation=annotation)
+
+
+def command(
+    *asks: str, only: str = "", but: str = "", form: str = ""
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command options: its own, all of the functions that it asks (public names, or
+    ``module:name``) or ``only`` some or all ``but`` some, and of the ``form`` of its answer.
+    """
+
+    def with_options(function: Callable[..., None]) -> Callable[..., None]:
+        docstring = inspect.getdoc(function) or ""
+        described = _described(docstring, whole=True)
+        asked = {one.name: one for question in reversed(asks) for one in _asked(question)}
+        own: dict[str, Option] = {}
+        declared: dict[str, Option] = {}
+        for one in inspect.signature(function).parameters.values():
+            if one.name == "form" or one.kind is one.VAR_KEYWORD:  # the place of what is asked
+                declared |= {n: o for n, o in asked.items() if _is_taken(n, only, but)}
+            else:
+                option = Option(one.name, one.annotation, one.default)
+                is_argument = one.kind is one.POSITIONAL_OR_KEYWORD
+                own[one.name] = declared[one.name] = option._replace(is_argument=is_argument)
+        declared |= own
+        formal = _of_form(form) if "form" in inspect.signature(function).parameters else {}
+        options = {
+            name: _with_help(option, described, asked, "scenario" in own)
+            for name, option in {**declared, **formal}.items()
+        }
+        flags = {name: option.flag for name, option in options.items()}
+
+        @functools.wraps(function)
+        def run(**typed: Any) -> None:
+            # what is not typed is left to the function that is asked, which has a default
+            given = {
+                name: value
+                for name, value in typed.items()
+                if name not in formal and (name in own or value is not None)
+            }
+            if formal:
+                given["form"] = Form(**{name: typed[name] for name in formal})
+            function(**given)
+
+        parameters = [option.parameter(flags) for option in options.values()]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        run.__doc__ = _summary(docstring)
+        return run
+
+    return with_options
+
+
+def _is_taken(name: str, only: str, but: str) -> bool:
+    return name not in but.split() and (not only or name in only.split())
+
+
+def _of_form(form: str) -> dict[str, Option]:
+    """Return the options for the form of an answer."""
+    wanted = f"as_json why everything {form}".split()
+    fields = [Form.__dataclass_fields__[name] for name in _OF_MANY if name in wanted]
+    return {
+        field.name: Option(
+            field.name, bool if field.default is False else Path | None, field.default
+        )
+        for field in fields
+    }
+
+
+def pairs(option: str, texts: list[str] | None, example: str) -> dict[str, str]:
+    """Return what is typed for an option such as ``--where COLUMN=VALUE`` as pairs."""
+    flag, form = option.split()
+    named: dict[str, str] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if not (name and equals):
+            parts = " and ".join(form.lower().split("="))
+            raise InputError(
+                f"{flag} is {checks.shown(text)}, which names no {parts}; give {flag} {example}"
+            )
+        if name in named:
+            raise InputError(f"{flag} {name} stands twice; give it once")
+        named[name] = value.strip()
+    return named
+
+
+@functools.cache
+def _asked(question: str) -> tuple[Option, ...]:
+    """Return the keywords of a function that can be typed, as its source declares them."""
+    function = _written(question)
+    described = _described(ast.get_docstring(function) or "", whole=False)
+    arguments = function.args
+    optional = arguments.args[len(arguments.args) - len(arguments.defaults) :]
+    defaults = [*zip(optional, arguments.defaults, strict=True)]
+    keywords = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    defaults += [(argument, default) for argument, default in keywords if default]
+    options = []
+    for argument, default in defaults:
+        annotation = ast.unparse(argument.annotation) if argument.annotation else "str"
+        if _NEVER_TYPED.search(annotation):
+            continue
+        called, text = described.get(argument.arg, ("", ""))
+        if elsewhere := re.match(r"As in `(?:penstock\.)?(\w+)`", text):
+            there = next(one for one in _asked(elsewhere[1]) if one.name == argument.arg)
+            called, text = there.called, there.help
+        if annotation.startswith("Mapping"):
+            called = "NAME=VALUE"
+        try:
+            value = ast.literal_eval(default)
+        except ValueError:  # a constant, which the function has
+            value = None
+        if value == ():
+            value = None
+        options.append(Option(argument.arg, _kind(annotation), value, called, text))
+    return tuple(options)
+
+
+def _written(question: str) -> ast.FunctionDef:
+    """Return a function as it stands in its module, the last after overloads."""
+    module, _, name = question.rpartition(":")
+    if not module:
+        stub = _PACKAGE.joinpath("__init__.pyi").read_text()
+        known = re.search(rf"^from \.(\S+) import .*\b{name}\b", stub, re.MULTILINE)
+        assert known, question
+        module = known[1]
+    source = _PACKAGE.joinpath(*module.split(".")).with_suffix(".py").read_text()
+    start = source.rindex(f"\ndef {name}(") + 1
+    # without its body, which takes longer to parse than all else
+    begin = source.index('\n    """', start) + 8
+    function = ast.parse(source[start : source.index('"""', begin) + 3]).body[0]
+    assert isinstance(function, ast.FunctionDef)
+    return function
+
+
+def _kind(annotation: str) -> Any:
+    """Return what is typed for an annotation: of what is mapped, text, and of what is listed."""
+    if re.match("Mapping|Sequence.*Target", annotation):
+        return list[str] | None
+    kinds = {"bool": bool, "int": int, "float": float, "Path": Path}
+    named = re.match(r"(?:str \| )?(\w+)", annotation)
+    kind = kinds.get(named[1], str) if named else str
+    return kind | None if "None" in annotation else kind
+
+
+def _described(docstring: str, *, whole: bool) -> dict[str, tuple[str, str]]:
+    """Return how each parameter is called on the command line, and what is said of it: the whole,
+    or its first sentence.
+    """
+    section = _PARAMETERS.search(docstring)
+    described = {}
+    for head, body in _ENTRY.findall(f"{section[1]}\n") if section else []:
+        names, _, called = head.partition(" : ")
+        text = " ".join(body.split())
+        first = None if whole else _HELP.match(text)
+        for name in names.split(", "):
+            described[name] = (called, first[0] if first else text)
+    return described
+
+
+def _with_help(
+    option: Option,
+    described: Mapping[str, tuple[str, str]],
+    asked: Mapping[str, Option],
+    of_scenario: bool,
+) -> Option:
+    """Return an option as its command describes it, else as the function does that is asked."""
+    called, text = described.get(option.name, ("", ""))
+    many = _OF_MANY.get(option.name, ("", ""))
+    there = asked.get(option.name, option)
+    called = called or there.called or many[0]
+    text = text or (many[1] if of_scenario else "") or there.help or many[1]
+    if of_scenario and option.name in ("requests", "jobs") and option.default is None:
+        text = f"{text.partition(' Default: ')[0]} Default: the scenario's."
+    return option._replace(called=called, help=text)
+
+
+def _summary(docstring: str) -> str:
+    """Return what a docstring says before its parameters; what is indented stays as it is."""
+    paragraphs = _PARAMETERS.sub("", docstring).split("\n\n")
+    return "\n\n".join(f"\b\n{text}" if text.startswith(" ") else text for text in paragraphs)
