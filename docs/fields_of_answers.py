@@ -1,6 +1,4 @@
-"""What the fields of answers mean, for the reference: the ``Meaning("...")`` beside their types, and
-docstrings of what is `computed`.
-"""
+"""Meanings of the fields of answers, and what is `computed` of them, in the reference."""
 
 import ast
 from typing import Any

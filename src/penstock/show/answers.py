@@ -136,9 +136,7 @@ def plain_fields(answer: Any) -> dict[str, Any]:
 @functools.singledispatch
 def page_of(answer: Any, *named: Any) -> Page:
     """Return the page of an answer, by its fields where nobody has registered another."""
-    parts = {
-        of.section.title: of.section for of in meanings(answer.__class__).values() if of.section
-    }
+    parts = [of.section for of in meanings(answer.__class__).values() if of.section is not None]
     by_title = {section.title: section for section in parts}
     sections = [filled(answer, section) for section in by_title.values()]
     verdicts = [one for _, one in _values(answer, None) if isinstance(one, Verdict)]
