@@ -25,7 +25,7 @@ from penstock.live.scrape import Scrape
 from penstock.live.settings import Settings
 from penstock.live.view import watch_page
 from penstock.live.watching import Watch
-from penstock.measuring.fitting.engine_logs import find_passes
+from penstock.measuring.fitting.engine_logs import PASSES
 from tests.live.conftest import Server, Told
 from tests.live.engines_simulated import engine, passes, published, scrapes
 from tests.live.publishing import Publisher, read_until
@@ -184,7 +184,7 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 def test_the_interval_of_large_batches_holds_what_they_take(count: int) -> None:
     """Batch times with 5% of noise; a hundred stretches of so many iterations."""
     lines = b"\n".join(json.dumps(message).encode() for message in passes(0.6, 1_500.0))
-    batches = find_passes(File(Path("passes"), lines))
+    batches = PASSES.read(File(Path("passes"), lines))
     rng = np.random.default_rng(0)
     inside = 0
     for start in rng.integers(0, len(batches) - count, 100):

@@ -7,7 +7,6 @@ it leaves out is found from the engine's counters (`penstock.live.pace`).
 """
 
 import json
-import math
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,8 +15,9 @@ from penstock.errors import InputError
 from penstock.inputs.source import Source as File
 from penstock.live.iterations import Came
 from penstock.live.iterations_seen import Queued
+from penstock.live.scrape import number_in
 from penstock.measuring.fitting.batches import MeasuredBatches
-from penstock.measuring.fitting.engine_logs import find_passes
+from penstock.measuring.fitting.engine_logs import PASSES
 
 _VERSION = 1
 _MOST_BYTES = 1 << 20  # of a message
@@ -69,7 +69,7 @@ class Passes:
 
     def batches(self, file: File) -> MeasuredBatches:
         """Read messages, each a line of JSON."""
-        return find_passes(file)
+        return PASSES.read(file)
 
     def close(self) -> None:
         """End the subscription."""
@@ -134,7 +134,7 @@ def _decoded(payload: bytes) -> dict[str, Any]:
         return {}
     if not isinstance(message.get("scheduled_requests"), dict):
         return {}
-    return {} if _number(message.get("wall_time")) is None else message
+    return {} if number_in(message, "wall_time") is None else message
 
 
 def _queued(message: dict[str, Any]) -> Queued | None:
@@ -142,13 +142,7 @@ def _queued(message: dict[str, Any]) -> Queued | None:
     queue = message.get("queued_requests")
     if not isinstance(queue, dict):
         return None
-    prompts, preempted, tokens = (_number(queue.get(name, 0)) for name in _QUEUE)
+    prompts, preempted, tokens = (number_in(queue, name, 0) for name in _QUEUE)
     if prompts is None or preempted is None or tokens is None:
         return None
     return Queued(prompts, preempted, tokens)
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if value >= 0 and math.isfinite(value) else None

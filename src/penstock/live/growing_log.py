@@ -8,7 +8,7 @@ from penstock.errors import InputError
 from penstock.inputs.source import Source as File
 from penstock.live.iterations import Came
 from penstock.measuring.fitting.batches import MeasuredBatches
-from penstock.measuring.fitting.vllm_log import find_iterations, is_iteration, is_size
+from penstock.measuring.fitting.vllm_log import ITERATION, find_iterations, is_size
 
 _MOST_BYTES = 64 * 2**20  # that are read at once; the rest follows
 _LONGEST_LINE = 1 << 20
@@ -42,7 +42,7 @@ class GrowingLog:
         self._rest = rest[-_LONGEST_LINE:]
         sizes = [index for index, line in enumerate(lines) if is_size(line)]
         begun = sizes[-1] if sizes else 0
-        records = [line for line in lines[begun:] if is_iteration(line)]
+        records = [line for line in lines[begun:] if ITERATION in line]
         head = lines[begun] if sizes else b""
         return Came(records, head, anew=bool(sizes), notes=notes)
 

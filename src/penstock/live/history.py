@@ -1,27 +1,14 @@
 """What happened between two scrapes, and what of it can be believed."""
 
 import dataclasses
-import itertools
 
-from penstock.live.scrape import Scrape
-
-_COUNTERS = (
-    "finished", "arrived", "refused", "first_tokens", "prompt_tokens", "cached_tokens",
-    "output_tokens", "finished_prompt_tokens", "finished_output_tokens", "batches",
-    "batch_tokens", "preemptions", "ttft_s",
-)  # fmt: skip
-_GAUGES = (
-    "running", "waiting", "backlog_tokens", "preempted", "preempted_tokens", "context_tokens",
-    "kv_used", "kv_tokens", "kv_block",
-)  # fmt: skip
+from penstock.live.scrape import COUNTERS, GAUGES, LARGEST, Scrape
 
 _KEPT = 4_096
 """Intervals that are looked back at; what comes from older ones stays in the sums."""
 _LOST = 2.5  # times the usual distance of scrapes: some between were lost
 _SLACK = 3.0  # requests by which gauges and counters may disagree, taken a moment apart
 _SHARE = 0.1  # of what was counted, the same
-_LARGEST = 2.0**53
-"""Counters are floats: beyond this they no longer count by ones."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,11 +106,11 @@ class History:
 
 def _impossible(scrape: Scrape) -> str | None:
     """Return what a page says that cannot be, if anything."""
-    for name in itertools.chain(_COUNTERS, _GAUGES):
+    for name in (*COUNTERS, *GAUGES):
         value = getattr(scrape, name)
         if value is None:
             continue
-        if not 0 <= value < _LARGEST:
+        if not 0 <= value < LARGEST:
             return f"{name} is {value}"
     if scrape.kv_used is not None and scrape.kv_used > 1:
         return f"kv_used is {scrape.kv_used}, more than all"
@@ -132,7 +119,7 @@ def _impossible(scrape: Scrape) -> str | None:
 
 def _fallen(before: Scrape, after: Scrape) -> str | None:
     """Return a counter that is smaller than before."""
-    for name in _COUNTERS:
+    for name in COUNTERS:
         old, new = getattr(before, name), getattr(after, name)
         if old is not None and new is not None and new < old:
             return name

@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.live.engines import KINDS
 from penstock.live.engines.engine_kind import Kind
+from penstock.live.engines.metric import first, metrics
 from penstock.live.engines.tensorrt import NAME as TENSORRT
 from penstock.live.engines.tensorrt import TensorRT
 from penstock.live.exposition import Labels, Samples, read_page
@@ -137,10 +138,10 @@ class _Engine:
         suspects = self._suspects(both)
         fields: dict[str, float | None] = {}
         notes = []
-        for field, places in self._kind.fields.items():
-            value = _first(places, own)
+        for field, places in self._kind.places.items():
+            value = first(places, own)
             if value is None:
-                value = self._divided(field, _first(places, shared), engines)
+                value = self._divided(field, first(places, shared), engines)
             if any(name in suspects for place in places for name in place.reads):
                 value = math.nan
             if value is None and (field in self._kind.usual or field in self._last):
@@ -152,11 +153,12 @@ class _Engine:
                 value = min(value, 1.0)
             fields[field] = value
         exact = any(name.endswith("_created") for name in both.by_name)
-        for same in self._kind.same:
-            if _differ(same.one.value(both), same.other.value(both), exact=exact):
-                blamed = " and ".join(f"`{field}`" for field in same.fields)
+        for of_fields, pair in self._kind.same.items():
+            one, other = (metric.value(both) for metric in metrics(pair))
+            if _differ(one, other, exact=exact):
+                blamed = " and ".join(f"`{field}`" for field in of_fields)
                 notes.append(f"the page says two things of {blamed}: left out")
-                fields |= dict.fromkeys(same.fields)
+                fields |= dict.fromkeys(of_fields)
         self._last |= {field: value for field, value in fields.items() if value is not None}
         scrape = Scrape(self._name, time_s, **fields)
         texts = dict.fromkeys(notes)
@@ -214,7 +216,7 @@ def _apart(kind: Kind, samples: Samples) -> dict[Key, Samples]:
 
 def _is_engine(kind: Kind, samples: Samples) -> bool:
     """Return whether samples have an engine's gauge, and more than a damaged label leaves."""
-    known = (_first(kind.fields[field], samples) is not None for field in kind.usual)
+    known = (first(kind.places[field], samples) is not None for field in kind.usual)
     return bool(samples.of(kind.mark)) and sum(known) > 1
 
 
@@ -229,11 +231,6 @@ def _is_shared(key: Key, engines: Mapping[Key, object]) -> bool:
 def _joined(one: Samples, other: Samples) -> Samples:
     names = {*one.by_name, *other.by_name}
     return Samples({n: {**one.by_name.get(n, {}), **other.by_name.get(n, {})} for n in names})
-
-
-def _first(places: Any, samples: Samples) -> float | None:
-    """Return what the first place says that says something."""
-    return next((v for place in places if (v := place.value(samples)) is not None), None)
 
 
 def _possible(field: str, value: float) -> bool:

@@ -1,5 +1,6 @@
 """Where scrapes come from: pages of engines, counters of gateways, Prometheus."""
 
+import abc
 import math
 import time
 from collections.abc import Mapping
@@ -8,7 +9,8 @@ from typing import Any, Protocol
 from penstock import checks
 from penstock.inputs.recording import LATEST_S
 from penstock.live.engines import KINDS
-from penstock.live.engines.gateways import arrivals, counters
+from penstock.live.engines.gateways import ARRIVALS
+from penstock.live.engines.metric import first, metrics
 from penstock.live.exposition import Samples, read_page
 from penstock.live.fetching import Address, Fetcher, FetchFault
 from penstock.live.metrics_pages import Note, Pages, Read
@@ -32,62 +34,67 @@ class Source(Protocol):
         """Return what it says now; never raises for what is wrong at the other end."""
 
 
-class EnginePage:
+class _Address(abc.ABC):
+    """Something that is asked over HTTP; what is wrong at the other end is a note."""
+
+    def __init__(self, address: Address, limit_s: float) -> None:
+        self.name = address.name
+        self._fetcher = Fetcher(address, limit_s)
+
+    def read(self) -> Read:
+        """Return what it says now."""
+        try:
+            return self._read()
+        except FetchFault as fault:
+            return Read(notes=(Note(self.name, str(fault)),))
+
+    @abc.abstractmethod
+    def _read(self) -> Read: ...
+
+
+class EnginePage(_Address):
     """The page of one address: one engine, or several."""
 
     def __init__(self, address: Address, limit_s: float) -> None:
-        self.name = address.name
-        self._fetcher = Fetcher(address, limit_s)
+        super().__init__(address, limit_s)
         self._pages = Pages(address.name)
 
-    def read(self) -> Read:
-        """Read the page."""
-        try:
-            page = self._fetcher.get()
-        except FetchFault as fault:
-            return Read(notes=(Note(self.name, str(fault)),))
+    def _read(self) -> Read:
+        page = self._fetcher.get()
         return self._pages.read(page.content, page.time_s)
 
 
-class GatewayPage:
+class GatewayPage(_Address):
     """The counter of arrivals of a gateway; it goes on where the gateway begins anew."""
 
     def __init__(self, address: Address, limit_s: float) -> None:
-        self.name = address.name
-        self._fetcher = Fetcher(address, limit_s)
-        self._metric = address.fragment or None
-        self._names = {name for metric in counters(self._metric) for name in metric.reads}
+        super().__init__(address, limit_s)
+        self._metric = address.fragment
+        self._places = metrics(self._metric or ARRIVALS)
+        self._names = {name for metric in self._places for name in metric.reads}
         self._last = 0.0
         self._arrived = 0.0
 
-    def read(self) -> Read:
-        """Read the counter."""
-        try:
-            page = self._fetcher.get()
-        except FetchFault as fault:
-            return self._noted(str(fault))
+    def _read(self) -> Read:
+        page = self._fetcher.get()
         samples = read_page(page.content, self._names.__contains__)
-        count = arrivals(samples, self._metric)
+        count = first(self._places, samples)
         if count is None:
             metric = self._metric or "counter of arrivals that is known"
-            return self._noted(f"its page has no {metric}; name it as URL#METRIC")
+            raise FetchFault(f"its page has no {metric}; name it as URL#METRIC")
         if not math.isfinite(count):
-            return self._noted("its counter of arrivals cannot be right, and is left out")
+            raise FetchFault("its counter of arrivals cannot be right, and is left out")
         texts = list(samples.faults)
         if count < self._last:
             texts.append("the gateway's counter of arrivals began anew")
-            self._arrived += count
-        else:
-            self._arrived += count - self._last
+            self._last = 0.0
+        self._arrived += count - self._last
         self._last = count
         scrape = Scrape(GATEWAY, page.time_s, arrived=self._arrived)
         return Read((scrape,), tuple(Note(self.name, text) for text in texts))
 
-    def _noted(self, text: str) -> Read:
-        return Read(notes=(Note(self.name, text),))
 
-
-class Prometheus:
+class Prometheus(_Address):
     """What Prometheus has scraped of engines: with the times of its scrapes, and those before.
 
     ``match``: label matchers, such as ``namespace="prod"``; empty: all. Answers may take
@@ -95,26 +102,22 @@ class Prometheus:
     """
 
     def __init__(self, address: Address, match: str, limit_s: float) -> None:
-        self.name = address.name
-        self._fetcher = Fetcher(address, limit_s)
+        super().__init__(address, limit_s)
         self._match = match.strip().removeprefix("{").removesuffix("}").strip(" ,")
         self._pages: dict[str, Pages] = {}
         self._read_s: dict[str, float] = {}
         self._newest_s: float | None = None
 
-    def read(self) -> Read:
+    def _read(self) -> Read:
         """Ask for the samples since the last that are known, and return those that are new."""
         from urllib.parse import urlencode
 
         span = _FIRST_S if self._newest_s is None else time.time() - self._newest_s + _LATE_S
         query = f"{selector(self._match)}[{math.ceil(min(max(span, 1), _FIRST_S))}s]"
-        try:
-            page = self._fetcher.get("?" + urlencode({"query": query}))
-            targets = _by_target(_series(page.content))
-        except FetchFault as fault:
-            return Read(notes=(Note(self.name, str(fault)),))
+        page = self._fetcher.get("?" + urlencode({"query": query}))
+        targets = _by_target(_series(page.content))
         if not targets:
-            return Read(notes=(Note(self.name, "knows no engine that matches"),))
+            raise FetchFault("knows no engine that matches")
         reads = [
             self._page(target, time_s, rows)
             for target, times in targets.items()

@@ -228,6 +228,12 @@ def test_a_strategy_that_is_not_known_is_no_poisson_load(tmp_path: Path) -> None
         read_benchmarks(written(tmp_path / "mine.csv", text))
 
 
+def test_a_strategy_without_its_number_is_no_load(tmp_path: Path) -> None:
+    text = "strategy,prompt,output,ttft_ms\nconcurrent@,64,64,20\n"
+    with pytest.raises(InputError, match="no load is stated"):
+        read_benchmarks(written(tmp_path / "mine.csv", text))
+
+
 def test_rows_that_say_too_little_are_left_out_and_counted(tmp_path: Path) -> None:
     table = read_benchmarks(written(tmp_path / "mine.csv", CSV + "0,512,100,40,9000,1.5\n,512,100,40,9000,1.5\n"))
     assert table.height == 2

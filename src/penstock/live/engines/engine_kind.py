@@ -2,18 +2,10 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping
 
-from penstock.live.engines.metric import Metric
-
-
-@dataclasses.dataclass(frozen=True)
-class Same:
-    """Two ways in which a page says the same, so that one tells when the other is damaged."""
-
-    fields: tuple[str, ...]  # that are not known if the two differ
-    one: Metric
-    other: Metric
+from penstock.live.engines.metric import Metric, Place, metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,19 +17,24 @@ class Kind:
     prefixes: tuple[str, ...]
     mark: str  # the gauge that each of its engines has: series without it are no engine
     # Where each field of a `Scrape` is found; of several places, the first that the page has.
-    fields: Mapping[str, tuple[Metric, ...]]
-    usual: frozenset[str]  # that every version says: a page without one is damaged
+    fields: Mapping[str, Place | tuple[Place, ...]]
+    usual: tuple[str, ...]  # fields that every version has: a page without one is damaged
     identity: tuple[str, ...] = ("model_name",)  # labels that tell engines of one page apart
     # Label values of the series that are read, where they have the label at all.
     only: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    same: tuple[Same, ...] = ()  # what the page says twice
+    # Fields that are not known if two places differ that say the same: of a damaged page.
+    same: Mapping[tuple[str, ...], tuple[Place, Place]] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def places(self) -> dict[str, tuple[Metric, ...]]:
+        """Where each field is found."""
+        return {field: metrics(places) for field, places in self.fields.items()}
 
     @functools.cached_property
     def reads(self) -> frozenset[str]:
         """All names that are read, without prefix."""
-        metrics = [place for places in self.fields.values() for place in places]
-        metrics += [metric for same in self.same for metric in (same.one, same.other)]
-        return frozenset((self.mark, *(name for metric in metrics for name in metric.reads)))
+        places = [*self.places.values(), *map(metrics, self.same.values())]
+        return frozenset({self.mark, *(name for m in itertools.chain(*places) for name in m.reads)})
 
     def short(self, name: str) -> str | None:
         """Return a metric's name without prefix, None where it is not read."""

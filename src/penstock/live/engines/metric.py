@@ -1,34 +1,46 @@
 """How a file says where an engine's metrics hold what is wanted: sums, products, spreads."""
 
-import abc
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from penstock.live.exposition import Labels, Sample, Samples
+from penstock.live.exposition import Sample, Samples
 
 
-class Metric(abc.ABC):
+class Metric(Protocol):
     """Where a page says something."""
 
     @property
-    @abc.abstractmethod
     def reads(self) -> tuple[str, ...]:
         """Names that are read, without the prefix of the engine."""
 
-    @abc.abstractmethod
     def value(self, samples: Samples) -> float | None:
         """Return what it says, None where it says nothing, NaN where it cannot be right."""
 
 
+Place = Metric | str
+"""A metric; a name: its `Total`."""
+
+
+def metrics(places: Place | tuple[Place, ...]) -> tuple[Metric, ...]:
+    """Return the metrics of several places, or of one."""
+    several = places if isinstance(places, tuple) else (places,)
+    return tuple(Total(place) if isinstance(place, str) else place for place in several)
+
+
+def first(places: Iterable[Metric], samples: Samples) -> float | None:
+    """Return what the first place says that says something."""
+    return next((v for place in places if (v := place.value(samples)) is not None), None)
+
+
 @dataclasses.dataclass(frozen=True)
-class Total(Metric):
+class Total:
     """The sum over all labels of a metric, or of those series that have some values of a label."""
 
     name: str  # without prefix
     # Values by label, of the series that are summed.
-    only: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    only: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -37,10 +49,11 @@ class Total(Metric):
 
     def value(self, samples: Samples) -> float | None:
         """Return the sum."""
-        if not samples.of(self.name):
+        series = samples.by_name.get(self.name)
+        if not series:
             return None
-        if _incomplete(samples, self.name):
-            return math.nan
+        if not samples.by_name.get(_began(self.name), {}).keys() <= series.keys():
+            return math.nan  # a series is missing that began
         values = [
             sample.value
             for sample in samples.of(self.name)
@@ -53,24 +66,24 @@ class Total(Metric):
 
 
 @dataclasses.dataclass(frozen=True)
-class Sum(Metric):
-    """The sum of several metrics, all of which must be there."""
+class Sum:
+    """The sum of several totals, all of which must be there."""
 
-    parts: tuple[Metric, ...]
+    names: tuple[str, ...]
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The names of all."""
-        return tuple(name for part in self.parts for name in part.reads)
+        return tuple(name for part in self.names for name in Total(part).reads)
 
     def value(self, samples: Samples) -> float | None:
         """Return the sum."""
-        values = [part.value(samples) for part in self.parts]
+        values = [Total(name).value(samples) for name in self.names]
         return None if None in values else math.fsum(values)  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass(frozen=True)
-class Product(Metric):
+class Product:
     """The product of numbers that stand in labels of an info metric."""
 
     name: str
@@ -91,7 +104,7 @@ class Product(Metric):
 
 
 @dataclasses.dataclass(frozen=True)
-class Spread(Metric):
+class Spread:
     """Standard deviation over mean of a histogram's values, each in the middle of its bucket.
 
     The mean is exact, from sum and count; that of the buckets is scaled to it.
@@ -135,28 +148,14 @@ def _number(text: Any) -> float | None:
     return number if math.isfinite(number) and number > 0 else None
 
 
-def _stem(name: str) -> str:
-    """Return the name of the metric whose sample it is."""
+def _began(name: str) -> str:
     for ending in ("_total", "_count", "_sum"):
         name = name.removesuffix(ending)
-    return name
-
-
-def _began(name: str) -> str:
-    return f"{_stem(name)}_created"
+    return f"{name}_created"
 
 
 def _bucket(name: str) -> tuple[str, ...]:
     return (f"{name.removesuffix('_count')}_bucket",) if name.endswith("_count") else ()
-
-
-def _keys(samples: Samples, name: str) -> set[Labels]:
-    return set(samples.by_name.get(name, {}))
-
-
-def _incomplete(samples: Samples, name: str) -> bool:
-    """Return whether a series is missing: beside each one stands when it began."""
-    return not _keys(samples, _began(name)) <= _keys(samples, name)
 
 
 def _agrees(samples: Samples, name: str) -> bool:

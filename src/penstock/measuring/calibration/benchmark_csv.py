@@ -10,7 +10,7 @@ from penstock.inputs.other_tools import refuse_other_tools
 from penstock.inputs.source import Source
 from penstock.inputs.tables import Table, open_table
 from penstock.measuring.calibration import guidellm
-from penstock.measuring.calibration.result_fields import Row
+from penstock.measuring.calibration.result_row import Row
 from penstock.measuring.fitting.vllm_log import has_iterations
 
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -169,5 +169,5 @@ def _row(
         row["duration_s"] = row.get("completed", _FEWEST) / row["rate"]
     if "in_flight" in row:
         row["client_limit"] = row["in_flight"]
-    at = row.get("in_flight" if row["pattern"] == "closed" else "rate", 0)
+    at = row.get("in_flight" if row["pattern"] == "closed" else "rate") or 0
     return {"load": f"{row['pattern']}@{at:.4g}"} | row

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,76 +13,15 @@ from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.inputs.other_tools import refuse_other_tools
 from penstock.inputs.source import Source, first_line, refuse_twice
-from penstock.measuring.calibration import (
-    aiperf,
-    benchmark_csv,
-    console,
-    guidellm,
-    inference_perf,
-    send_times,
-    vllm_bench,
-)
+from penstock.measuring.calibration import benchmark_csv, send_times
+from penstock.measuring.calibration.aiperf import AIPERF
 from penstock.measuring.calibration.consistency import make_consistent
-from penstock.measuring.calibration.result_fields import STATISTICS, NoResult, Row, add_note
+from penstock.measuring.calibration.guidellm import GUIDELLM
+from penstock.measuring.calibration.inference_perf import INFERENCE_PERF
+from penstock.measuring.calibration.result_format import NoResult
+from penstock.measuring.calibration.result_row import COLUMNS, LIMITS, TIMES, Row, add_note
+from penstock.measuring.calibration.vllm_bench import VLLM_BENCH
 from penstock.words import counted
-
-_TIMES = tuple(
-    f"{metric}_{statistic}_s"
-    for metric in ("ttft", "itl", "tpot", "e2e")
-    for statistic in STATISTICS
-)
-COLUMNS: dict[str, Any] = {
-    "row": pl.Int64,
-    "run": pl.String,
-    "shape": pl.String,
-    "engine": pl.String,
-    "load": pl.String,
-    "pattern": pl.String,
-    "rate": pl.Float64,
-    "burstiness": pl.Float64,
-    "burst": pl.Int64,
-    "in_flight": pl.Int64,
-    "client_limit": pl.Int64,
-    "duration_s": pl.Float64,
-    "sending_s": pl.Float64,
-    "completed": pl.Int64,
-    "incomplete": pl.Int64,
-    **{
-        f"{length}_{part}": pl.Float64
-        for length in ("prompt", "output")
-        for part in ("tokens", "low", "high", "std")
-    },
-    **{f"{length}_lengths": pl.List(pl.Int64) for length in ("prompt", "output")},
-    **{f"{length}_quantiles": pl.List(pl.List(pl.Float64)) for length in ("prompt", "output")},
-    "declared_tokens": pl.Float64,
-    "prefix_hits": pl.Float64,
-    "arrival_s": pl.List(pl.Float64),
-    "ttft_each_s": pl.List(pl.Float64),
-    "e2e_each_s": pl.List(pl.Float64),
-    **dict.fromkeys(_TIMES, pl.Float64),
-    "requests_per_s": pl.Float64,
-    "concurrency": pl.Float64,
-    "note": pl.String,
-}
-"""Columns of `read_benchmarks` and their types; seconds, tokens, requests. Null: not known.
-
-``pattern`` is ``constant``, ``poisson`` (gamma gaps where a ``burstiness`` is given) or ``closed``:
-``in_flight`` requests under way, each followed by another when it ends. ``burst`` requests more
-came at the very start. A client with a rate had no more than ``client_limit`` under way. The whole
-took ``duration_s``; the last request was sent after ``sending_s``. ``incomplete`` is how many were
-cut off at the end; 0: the tool waited for all. Rows of one ``shape`` have lengths of one
-distribution. Rows of one ``run`` are of one deployment and client: a file, unless its table has
-such a column. ``itl`` is over all gaps between tokens (its percentiles as the tool takes them),
-``tpot`` over requests, each the mean of its own gaps. ``prompt_lengths`` and ``output_lengths`` are
-of each request in the order in which they were sent, where the file has them all;
-``prompt_quantiles`` and ``output_quantiles`` are pairs of a share of requests and the length up to
-which they were. ``declared_tokens`` is how many output tokens each request said it may make,
-``prefix_hits`` the share of prompt tokens that a cache held. ``arrival_s``: when each was sent, in
-seconds after the first, as recorded, or as its tool sends where that is known. ``ttft_each_s`` and
-``e2e_each_s``, of the same requests, are there where it is recorded; a null in them: cut off.
-``engine``: ``sglang`` where its client says so. ``note``: what was left out, or cannot be
-simulated.
-"""
 
 _PATTERNS = ("constant", "poisson", "closed")
 _ALIKE = 0.2  # rows whose mean lengths differ by less are of one shape, where no tool says so
@@ -163,7 +102,7 @@ def _read(
             run = str(path) if same_name else path.name
             results, name = _results_of(source, format)
             try:
-                rows += _usable(source, run, results(), name, refused)
+                rows += _usable(source, run, list(results()), name, refused)
             except NoResult:
                 raise
             except InputError as error:
@@ -219,7 +158,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + more
 
 
-def _results_of(source: Source, format: str | None) -> tuple[Callable[[], list[Row]], str]:
+def _results_of(source: Source, format: str | None) -> tuple[Callable[[], Iterable[Row]], str]:
     """Return what reads the rows of a file as its tool states them, and the format."""
     with source.open() as file:
         head = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
@@ -234,14 +173,16 @@ def _results_of(source: Source, format: str | None) -> tuple[Callable[[], list[R
             "is a table of GuideLLM, which is not read. Give the JSON that GuideLLM writes beside "
             "it"
         )
-    if format in (None, "vllm-bench") and (results := console.results(source)):
-        return partial(vllm_bench.rows, results, source), "vllm-bench"
+    tools = [tool for tool in TOOLS if format in (None, tool.name)]
+    for tool in tools:
+        if documents := tool.in_text(source):
+            return partial(tool.rows, documents, source), tool.name
     if format == "csv" or (format is None and head[:1] not in (b"{", b"[")):
         return partial(list, benchmark_csv.rows(source)), "csv"
     document = _parsed(source)
-    for name, reader in _READERS.items():
-        if format in (None, name) and reader.belongs(document):
-            return partial(reader.rows, document, source), name
+    for tool in tools:
+        if tool.is_of(document):
+            return partial(tool.rows, document, source), tool.name
     refuse_other_tools(source)
     reason = (
         f"is JSON of no known benchmark{f' of the format {format}' if format else ''}. Known are "
@@ -270,39 +211,13 @@ def _parsed(source: Source) -> Any:
         ) from None
 
 
-_READERS = {
-    "guidellm": guidellm,
-    "vllm-bench": vllm_bench,
-    "inference-perf": inference_perf,
-    "aiperf": aiperf,
-}
-"""Modules that tell their documents (``belongs``) and read them (``rows``)."""
+TOOLS = (GUIDELLM, VLLM_BENCH, INFERENCE_PERF, AIPERF)
+"""Load generators whose results are read; a table of one's own is none of them."""
 
-FORMATS = (*_READERS, "csv")
+FORMATS = (*(tool.name for tool in TOOLS), "csv")
 """Names of the formats that `read_benchmarks` knows; ``aiperf`` is GenAI-Perf, too."""
 
 _MOST_SENT = 1e7  # requests of a row; all of them are simulated
-
-# What a benchmark can have measured, by column: lowest, highest, unit.
-_LIMITS: dict[str, tuple[float, float, str]] = {
-    "rate": (1e-6, 1e6, "requests/s"),
-    "requests_per_s": (1e-6, 1e6, "requests/s"),
-    "burstiness": (1e-3, 1e6, "(the shape of gamma-distributed gaps)"),
-    **dict.fromkeys(("duration_s", "sending_s"), (1e-3, 1e7, "s")),
-    "prefix_hits": (0, 1, "of the prompt tokens"),
-    **dict.fromkeys(("in_flight", "client_limit", "completed"), (1, 1e6, "requests")),
-    **dict.fromkeys(("concurrency", "burst", "incomplete"), (0, 1e6, "requests")),
-    **{
-        f"{name}_{part}": (1, 1e7, "tokens")
-        for name in ("prompt", "output")
-        for part in ("tokens", "low", "high")
-    },
-    "declared_tokens": (1, 1e7, "tokens"),
-    **{f"{name}_std": (0, 1e7, "tokens") for name in ("prompt", "output")},
-    **dict.fromkeys(_TIMES, (1e-7, 1e6, "s")),
-}
-
-
 _NO_LOAD = "no load is stated"
 
 
@@ -345,21 +260,19 @@ def _lacking(row: Row) -> str | None:
     for name in ("prompt", "output"):
         if not row.get(f"{name}_tokens"):
             return f"no {name} length"
-    if not any(row.get(name) for name in _TIMES):
+    if not any(row.get(name) for name in TIMES):
         return "no TTFT, ITL or E2E"
     return None
 
 
 def _checked(place: str, row: Row, format: str) -> Row:
     """Refuse what no benchmark can have measured; a time of 0 is one that was not measured."""
-    for name in _TIMES:
+    for name in TIMES:
         value = row.get(name)
         # Nan in a table: no request finished.
         row[name] = None if not value or math.isnan(value) else value
-    for name, (low, high, unit) in _LIMITS.items():
-        if row.get(name) is not None:
-            remedy = "no benchmark measures that; correct the row, or leave it out"
-            row[name] = checks.number(f"{place}: {name}", row[name], low, high, unit, remedy)
+    for name in LIMITS:
+        _check_limits(place, row, name)
     if row.get("pattern") not in _PATTERNS:
         raise InputError(
             f"{place}: pattern is "
@@ -371,10 +284,17 @@ def _checked(place: str, row: Row, format: str) -> Row:
     sent = row["completed"] + (row.get("incomplete") or 0)
     if row["pattern"] == "closed" or not limit or limit >= sent:
         row["client_limit"] = None  # it held nothing back
-    for name in ("burst", "in_flight", "client_limit", "completed", "incomplete"):
-        if row.get(name) is not None:
+    for name, kind in COLUMNS.items():
+        if kind == pl.Int64 and row.get(name) is not None:
             row[name] = int(row[name])
     return row
+
+
+def _check_limits(place: str, row: Row, name: str) -> None:
+    if row.get(name) is not None:
+        low, high, unit = LIMITS[name]
+        remedy = "no benchmark measures that; correct the row, or leave it out"
+        row[name] = checks.number(f"{place}: {name}", row[name], low, high, unit, remedy)
 
 
 def _complete(place: str, row: Row) -> None:
@@ -383,6 +303,7 @@ def _complete(place: str, row: Row) -> None:
         if not row.get("completed") or not row.get("requests_per_s"):
             raise InputError(f"{place} does not say how long it took; add duration_s")
         row["duration_s"] = row["completed"] / row["requests_per_s"]
+        _check_limits(place, row, "duration_s")
     if row.get("completed") is None:
         rate = row.get("requests_per_s") or row.get("rate")
         if not rate:

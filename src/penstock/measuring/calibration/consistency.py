@@ -10,13 +10,12 @@ import math
 from collections.abc import Iterator
 
 from penstock.errors import InputError
-from penstock.measuring.calibration.result_fields import Row, add_note
+from penstock.measuring.calibration.result_row import METRICS, Row, add_note
 
 _ODD = 0.1  # share by which two figures of one thing may differ
 _WRONG = 2.0  # factor from which on no rounding and no odd mean explains it
 _ONE_PIECE = 0.001  # share of E2E that is left after the first token of an answer in one piece
 _ORDERED = ("p50", "p90", "p99")
-_METRICS = ("ttft", "itl", "tpot", "e2e")
 _REMEDY = "so one of them is wrong. Check units and columns, or leave the row out"
 
 
@@ -33,7 +32,7 @@ def make_consistent(place: str, row: Row, format: str) -> None:
 
 
 def _contradictions(row: Row, format: str) -> Iterator[str]:
-    for metric in _METRICS:
+    for metric in METRICS:
         known = [(name, row[f"{metric}_{name}_s"]) for name in _ORDERED]
         known = [(name, seconds) for name, seconds in known if seconds is not None]
         for (low, less), (high, more) in itertools.pairwise(known):

@@ -3,43 +3,25 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
 from penstock import checks
-from penstock.inputs.source import Source
-from penstock.measuring.calibration.result_fields import (
+from penstock.measuring.calibration.result_format import (
     MS,
-    NOTHING_COMPLETED,
     Entry,
+    Format,
     Number,
-    Row,
+    Result,
     Statistics,
-    closed_loop,
-    entry,
-    failed,
+    at,
     fields,
-    lengths,
-    mean,
-    open_loop,
-    times,
 )
+from penstock.measuring.calibration.result_row import Row, add_note, closed_loop, open_loop
 
 _DEFAULT_IN_FLIGHT = 512  # GuideLLM's limit on concurrent requests, where it is not told another
-_TIMES = {"ttft": MS, "itl": MS, "e2e": 1.0}
-_METRICS = {
-    "requests_per_s": "requests_per_second",
-    "concurrency": "request_concurrency",
-    "e2e": "request_latency",
-    "prompt": "prompt_token_count",
-    "output": "output_token_count",
-    "ttft": "time_to_first_token_ms",
-    "itl": "inter_token_latency_ms",
-}
-
-
 _Length = Annotated[int, Field(le=10_000_000)]
 
 
@@ -62,44 +44,97 @@ _STRATEGY = fields(
     },
     kind="",
 )
-_TOTALS = fields({name: name for name in ("successful", "errored", "incomplete")})
-# Its ``time_per_output_token_ms`` includes the first token (from 0.4 on), and is not read.
-_BENCHMARK = fields(
-    {
-        **{name: (Statistics, f"metrics.{key}.successful") for name, key in _METRICS.items()},
-        "strategy": (
-            Annotated[
-                _STRATEGY | None,
-                BeforeValidator(lambda value: {"kind": value} if isinstance(value, str) else value),
-            ],
-            "config.strategy",
-            "args.strategy",
-            "strategy",
-        ),
-        "totals": (_TOTALS, "metrics.request_totals", "request_totals", "run_stats.requests_made"),
-        "done": (list[_Request], "requests.successful"),
-        "cut_off": (list[_Request], "requests.incomplete"),
-        "duration": "duration",
-        "start_time": (float, "start_time"),
-        "end_time": (float, "end_time"),
-        "warmup_duration": "warmup_duration",
-        "cooldown_duration": "cooldown_duration",
-    },
-    needed=("metrics",),
-)
 
 
-def belongs(document: Any) -> bool:
-    """Tell whether a JSON document is GuideLLM's."""
-    return isinstance(document, dict) and isinstance(document.get("benchmarks"), list)
+def _more(result: Result, row: Row) -> Row:
+    """Return the load, what was asked for of lengths, and what is recorded of each request."""
+    stated = result.fields
+    asked = spreads(_data(result))
+    for name in ("prompt", "output"):
+        if f"{name}_low" in asked:  # only what was completed was measured
+            asked = {f"{name}_std": None, f"{name}_quantiles": None} | asked
+    more = _load(result, row) | asked | _recorded(stated, row)
+    if row["duration_s"] is None and None not in (stated.start_time, stated.end_time):
+        more["duration_s"] = stated.end_time - stated.start_time
+    add_note(row, *_not_simulated(stated, "arrival_s" in more))
+    return more
 
 
-def rows(document: Any, source: Source) -> list[Row]:
-    """Return a row for each benchmark in the file."""
-    return [
-        _row(benchmark, document, source, f"benchmarks[{number}]: ")
-        for number, benchmark in enumerate(document["benchmarks"])
-    ]
+def _load(result: Result, row: Row) -> Row:
+    """Return the load of a strategy."""
+    chosen = result.fields.strategy
+    if chosen is None or not chosen.kind:
+        return {"unusable": "no strategy is stated"}
+    kind = chosen.kind.lower()
+    limit = chosen.max_concurrency
+    value = chosen.rate
+    if kind == "synchronous":
+        load = closed_loop(1)
+    elif kind == "concurrent" and (chosen.streams or limit):
+        value = chosen.streams
+        load = closed_loop(value or limit)
+    elif kind == "throughput":
+        sent = sum(filter(None, (row["completed"], row["incomplete"], result.fields.failed)))
+        places = limit or row["incomplete"] or _DEFAULT_IN_FLIGHT
+        load = closed_loop(min(places, sent or places))
+    elif kind in _ARRIVALS and value:
+        load = open_loop(_ARRIVALS[kind], value, limit=limit)
+        # GuideLLM 0.3 sends the requests of the first second at once
+        load["burst"] = math.floor(value) if chosen.initial_burst else 0
+    else:
+        raise result.fault(
+            f"the strategy {checks.shown(chosen.kind)} is not known, or its rate or streams "
+            "are missing, so the load cannot be simulated. Leave the benchmark out, or benchmark "
+            "at rates (constant, poisson) or with streams (concurrent)"
+        )
+    return load | {"load": kind if value is None else f"{kind}@{value:.6g}"}
+
+
+def _not_simulated(stated: Any, as_sent: bool) -> Iterator[str]:
+    ramp_up = getattr(stated.strategy, "rampup_duration", None)
+    for what, seconds in (
+        ("warm-up", stated.warmup_duration),
+        ("cool-down", stated.cooldown_duration),
+        ("ramp-up", None if as_sent else ramp_up),
+    ):
+        if seconds:
+            yield f"the {what} of {seconds:.3g} s is not simulated"
+
+
+def _recorded(stated: Any, totals: Row) -> Row:
+    """Return when requests were sent, how long those that were completed took, and, if all were,
+    their lengths, in that order.
+    """
+    done = stated.done or []
+    cut_off = stated.cut_off or []
+    if len(done) != totals["completed"] or (totals["incomplete"] != 0 and not cut_off):
+        return {}
+    row: Row = {}
+    sent = [(request, True) for request in done] + [(request, False) for request in cut_off]
+    if sent and all(request.request_start_time for request, _ in sent):
+        sent.sort(key=lambda pair: pair[0].request_start_time)
+        first = sent[0][0].request_start_time
+        row["arrival_s"] = [request.request_start_time - first for request, _ in sent]
+        ttft_ms = [request.time_to_first_token_ms if ended else None for request, ended in sent]
+        row["ttft_each_s"] = [None if ms is None else ms * MS for ms in ttft_ms]
+        row["e2e_each_s"] = [request.request_latency if ended else None for request, ended in sent]
+        done = [request for request, ended in sent if ended]
+    if not cut_off and all(request.prompt_tokens and request.output_tokens for request in done):
+        row["prompt_lengths"] = [request.prompt_tokens for request in done]
+        row["output_lengths"] = [request.output_tokens for request in done]
+    return row
+
+
+def _data(result: Result) -> Any:
+    """Return the data argument, which has moved from version to version."""
+    benchmark = result.document
+    settings = benchmark.get("config") or benchmark.get("args")
+    config = at(result.file, "config")
+    holders = (
+        at(benchmark, "request_loader"), at(settings, "requests"), settings,
+        at(result.file, "args"), config, at(config, "spec"),
+    )  # fmt: skip
+    return next((data for holder in holders if (data := at(holder, "data"))), None)
 
 
 def strategy(text: str, incomplete: float | None, in_flight: float | None = None) -> Row:
@@ -161,139 +196,6 @@ def spreads(data: Any) -> Row:
     return row
 
 
-def _row(document: Any, report: Mapping[str, Any], source: Source, place: str) -> Row:
-    """Read one entry of ``benchmarks``."""
-    benchmark = entry(_BENCHMARK, document, source, place)
-    totals: Any = benchmark.totals or _TOTALS()
-    completed = totals.successful
-    if completed is None and benchmark.e2e:  # as many as there are latencies
-        completed = _number_in(document["metrics"]["request_latency"]["successful"].get("count"))
-    if completed == 0:
-        return NOTHING_COMPLETED
-    load = _load(benchmark, totals, source, place)
-    stated = spreads(_data(document, report))
-    lengths_there: Row = {}
-    for name in ("prompt", "output"):
-        part = lengths(name, getattr(benchmark, name))
-        if f"{name}_low" in stated:  # what was asked for; only what was completed was measured
-            part.pop(f"{name}_std", None)
-            part.pop(f"{name}_quantiles", None)
-        lengths_there |= part
-    recorded = _recorded(benchmark, completed)
-    duration = benchmark.duration
-    if duration is None and None not in (benchmark.start_time, benchmark.end_time):
-        duration = benchmark.end_time - benchmark.start_time
-    return {
-        **load,
-        **lengths_there,
-        **stated,
-        **recorded,
-        **times(benchmark, _TIMES),
-        "duration_s": duration,
-        "completed": completed,
-        "incomplete": totals.incomplete,
-        "requests_per_s": mean(benchmark.requests_per_s),
-        "concurrency": mean(benchmark.concurrency),
-        "note": "; ".join(_notes(benchmark, totals, completed, recorded)) or None,
-    }
-
-
-def _load(benchmark: Any, totals: Any, source: Source, place: str) -> Row:
-    """Return the load of a strategy."""
-    chosen = benchmark.strategy
-    if chosen is None or not chosen.kind:
-        return {"unusable": "no strategy is stated"}
-    kind = chosen.kind.lower()
-    limit = chosen.max_concurrency
-    value = chosen.rate
-    if kind == "synchronous":
-        row = closed_loop(1)
-    elif kind == "concurrent" and (chosen.streams or limit):
-        value = chosen.streams
-        row = closed_loop(value or limit)
-    elif kind == "throughput":
-        sent = sum(filter(None, (totals.successful, totals.incomplete, totals.errored)))
-        places = limit or totals.incomplete or _DEFAULT_IN_FLIGHT
-        row = closed_loop(min(places, sent or places))
-    elif kind in _ARRIVALS and value:
-        row = open_loop(_ARRIVALS[kind], value, limit=limit)
-        # GuideLLM 0.3 sends the requests of the first second at once
-        row["burst"] = math.floor(value) if chosen.initial_burst else 0
-    else:
-        raise source.fault(
-            f"{place}the strategy {checks.shown(chosen.kind)} is not known, or its rate or streams "
-            "are missing, so the load cannot be simulated. Leave the benchmark out, or benchmark "
-            "at rates (constant, poisson) or with streams (concurrent)"
-        )
-    return row | {"load": kind if value is None else f"{kind}@{value:.6g}"}
-
-
-def _notes(benchmark: Any, totals: Any, completed: float | None, recorded: Row) -> Iterator[str]:
-    """Say what of the benchmark is not simulated."""
-    if note := failed(totals.errored, completed or 0):
-        yield note
-    ramp_up = getattr(benchmark.strategy, "rampup_duration", None)
-    if recorded.get("arrival_s"):
-        ramp_up = None  # requests are simulated as they were sent
-    for what, seconds in (
-        ("warm-up", benchmark.warmup_duration),
-        ("cool-down", benchmark.cooldown_duration),
-        ("ramp-up", ramp_up),
-    ):
-        if seconds:
-            yield f"the {what} of {seconds:.3g} s is not simulated"
-
-
-def _recorded(benchmark: Any, completed: float | None) -> Row:
-    """Return when requests were sent, how long those that were completed took, and, if all were,
-    their lengths, in that order.
-    """
-    done = benchmark.done or []
-    cut_off = benchmark.cut_off or []
-    totals = benchmark.totals
-    if len(done) != completed or totals is None or (totals.incomplete and not cut_off):
-        return {}
-    row: Row = {}
-    sent = [*done, *cut_off]
-    if sent and all(request.request_start_time for request in sent):
-        sent.sort(key=lambda request: request.request_start_time)
-        first = sent[0].request_start_time
-        row["arrival_s"] = [request.request_start_time - first for request in sent]
-        ended = {id(request) for request in done}
-        row["ttft_each_s"] = [
-            request.time_to_first_token_ms * MS
-            if id(request) in ended and request.time_to_first_token_ms is not None
-            else None
-            for request in sent
-        ]
-        row["e2e_each_s"] = [
-            request.request_latency if id(request) in ended else None for request in sent
-        ]
-        done = [request for request in sent if id(request) in ended]
-    whole = all(request.prompt_tokens and request.output_tokens for request in done)
-    if whole and not cut_off:
-        row["prompt_lengths"] = [request.prompt_tokens for request in done]
-        row["output_lengths"] = [request.output_tokens for request in done]
-    return row
-
-
-def _data(document: Mapping[str, Any], report: Mapping[str, Any]) -> Any:
-    """Return the data argument, which has moved from version to version."""
-    settings = document.get("config") or document.get("args")
-    config = report.get("config")
-    for holder in (
-        document.get("request_loader"),
-        settings.get("requests") if isinstance(settings, dict) else None,
-        settings,
-        report.get("args"),
-        config,
-        config.get("spec") if isinstance(config, dict) else None,
-    ):
-        if isinstance(holder, dict) and holder.get("data"):
-            return holder["data"]
-    return None
-
-
 def _number_in(value: Any) -> float | None:
     """Return a finite number, also one written as text; None: it is none."""
     try:
@@ -301,3 +203,57 @@ def _number_in(value: Any) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
+
+
+def _statistics(metric: str) -> tuple[Any, str]:
+    return Statistics, f"metrics.{metric}.successful"
+
+
+_TOTALS = ("metrics.request_totals", "request_totals", "run_stats.requests_made")
+
+
+def _total(name: str, *others: str) -> tuple[Any, ...]:
+    return Number, *(f"{totals}.{name}" for totals in _TOTALS), *others
+
+
+# Its ``time_per_output_token_ms`` includes the first token (from 0.4 on), and is not read.
+GUIDELLM = Format(
+    name="guidellm",
+    marks=("benchmarks",),
+    listed_in="benchmarks",
+    place="benchmarks[{index}]: ",
+    names={
+        "requests_per_s": _statistics("requests_per_second"),
+        "concurrency": _statistics("request_concurrency"),
+        "e2e": _statistics("request_latency"),
+        "prompt": _statistics("prompt_token_count"),
+        "output": _statistics("output_token_count"),
+        "ttft": _statistics("time_to_first_token_ms"),
+        "itl": _statistics("inter_token_latency_ms"),
+        "strategy": (
+            Annotated[
+                _STRATEGY | None,
+                BeforeValidator(lambda value: {"kind": value} if isinstance(value, str) else value),
+            ],
+            "config.strategy",
+            "args.strategy",
+            "strategy",
+        ),
+        "totals": (dict[str, Any], *_TOTALS),
+        # As many as there are latencies, where it does not say.
+        "completed": _total("successful", "metrics.request_latency.successful.count"),
+        "incomplete": _total("incomplete"),
+        "failed": _total("errored"),
+        "done": (list[_Request], "requests.successful"),
+        "cut_off": (list[_Request], "requests.incomplete"),
+        "duration_s": "duration",
+        "start_time": (float, "start_time"),
+        "end_time": (float, "end_time"),
+        "warmup_duration": "warmup_duration",
+        "cooldown_duration": "cooldown_duration",
+    },
+    needed=("metrics",),
+    units={"ttft": MS, "itl": MS},
+    more=_more,
+    example={"strategy": {"type_": "poisson", "rate": 2.0}},
+)

@@ -1,32 +1,51 @@
 """Results of inference-perf: one JSON document per stage."""
 
-from typing import Any
-
-from penstock.inputs.source import Source
-from penstock.measuring.calibration.result_fields import (
-    NOTHING_COMPLETED,
+from penstock.measuring.calibration.result_format import (
+    Format,
     NoResult,
-    Row,
+    Result,
     Statistics,
-    add_note,
-    closed_loop,
-    entry,
-    failed,
-    fields,
     lengths,
-    open_loop,
-    times,
 )
+from penstock.measuring.calibration.result_row import Row, add_note, closed_loop, open_loop
 
-# Of inference-perf. Its inter-token latency and time per output token count tokens as its own
-# tokenizer sees them in each chunk. That is twice too many where the tokenizer begins each chunk
-# with a token of its own, so neither is read.
-_INFERENCE_PERF = fields(
-    {
-        "rate": "load_summary.requested_rate",
-        "concurrency": "load_summary.concurrency",
-        "send_duration": "load_summary.send_duration",
-        "duration": "benchmark_time_seconds",
+
+def _more(result: Result, row: Row) -> Row:
+    """Return the load: a stage sends at a rate for a while, Poisson, and waits for all."""
+    stated = result.fields
+    if not stated.requested_rate and not stated.concurrent:
+        reason = (
+            "states no requested_rate and no concurrency in load_summary, as the summary of all "
+            "stages does, whose times are of several loads together. Give the "
+            "stage_N_lifecycle_metrics.json beside it"
+        )
+        raise NoResult(str(result.fault(reason)))
+    # In a closed loop requested_rate only says how fast requests were handed to the workers.
+    if stated.concurrent:
+        more = closed_loop(stated.concurrent)
+    else:
+        more = open_loop("poisson", stated.requested_rate) | {"sending_s": stated.sending}
+    more["duration_s"] = row["duration_s"] or None
+    if stated.cached and stated.prompt_total:
+        more["prefix_hits"] = min(stated.cached / stated.prompt_total, 1.0)
+    if stated.output is None:
+        more |= lengths("output", stated.output_len)
+    if stated.output is None or stated.fallback:
+        add_note(row, "output tokens were counted by the client's tokenizer, not by the server")
+    return more
+
+
+# Its inter-token latency and time per output token count tokens as its own tokenizer sees them in
+# each chunk. That is twice too many where the tokenizer begins each chunk with a token of its own,
+# so neither is read.
+INFERENCE_PERF = Format(
+    name="inference-perf",
+    marks=("successes load_summary",),
+    names={
+        "requested_rate": "load_summary.requested_rate",
+        "concurrent": "load_summary.concurrency",
+        "sending": "load_summary.send_duration",
+        "duration_s": "benchmark_time_seconds",
         "cached": "successes.prompt_tokens.cached",
         "prompt_total": "successes.prompt_tokens.total",
         "completed": "successes.count",
@@ -40,47 +59,6 @@ _INFERENCE_PERF = fields(
         "failed": "failures.count",
     },
     needed=("load_summary", "successes", "successes.count"),
+    more=_more,
+    example={"load_summary": {"requested_rate": 2.0}},
 )
-
-
-def belongs(document: Any) -> bool:
-    """Tell whether a JSON document is a ``*_lifecycle_metrics.json`` of inference-perf."""
-    return isinstance(document, dict) and "successes" in document and "load_summary" in document
-
-
-def rows(document: Any, source: Source) -> list[Row]:
-    """Return one row: a stage sends at a rate for a while, Poisson, and waits for all."""
-    result = entry(_INFERENCE_PERF, document, source)
-    if not result.rate and not result.concurrency:
-        reason = (
-            "states no requested_rate and no concurrency in load_summary, as the summary of all "
-            "stages does, whose times are of several loads together. Give the "
-            "stage_N_lifecycle_metrics.json beside it"
-        )
-        raise NoResult(str(source.fault(reason)))
-    if not result.completed:
-        return [NOTHING_COMPLETED]
-    duration = result.duration or None
-    if duration is None and result.requests_per_s:
-        duration = result.completed / result.requests_per_s
-    # In a closed loop requested_rate only says how fast requests were handed to the workers.
-    if result.concurrency:
-        load = closed_loop(result.concurrency)
-    else:
-        load = open_loop("poisson", result.rate) | {"sending_s": result.send_duration}
-    row = {
-        "completed": result.completed,
-        "incomplete": 0,
-        "requests_per_s": result.requests_per_s,
-        "duration_s": duration,
-        "note": failed(result.failed, result.completed),
-        **load,
-        **times(result, {"ttft": 1.0, "e2e": 1.0}),
-        **lengths("prompt", result.prompt),
-        **lengths("output", result.output or result.output_len),
-    }
-    if result.cached and result.prompt_total:
-        row["prefix_hits"] = min(result.cached / result.prompt_total, 1.0)
-    if result.output is None or result.fallback:
-        add_note(row, "output tokens were counted by the client's tokenizer, not by the server")
-    return [row]

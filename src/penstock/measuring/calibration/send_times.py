@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.inputs.arrays import Floats
-from penstock.measuring.calibration.result_fields import Row
+from penstock.measuring.calibration.result_row import Row
 
 _SEEDS = 100  # people give small ones
 _ALIKE = 0.8  # correlation of gaps from which on they are of one seed

@@ -5,6 +5,7 @@ several processes. A number that no engine can have written is refused: nothing 
 are wrong, too.
 """
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,67 +20,77 @@ from penstock.measuring.fitting.batches import SHORTEST_S, Array, MeasuredBatche
 _EQUAL = "prompts of one batch are taken as equally long: the file gives their sum"
 
 
-def find_passes(source: Source) -> MeasuredBatches:
-    """Read forward-pass metrics, version 1: JSON Lines of a subscriber, or Dynamo's trace."""
-    # SGLang publishes them with ``--enable-forward-pass-metrics``, vLLM and TensorRT-LLM through
-    # Dynamo. Idle heartbeats take no time and are no batches.
-    columns, bad = _columns_of(source, "scheduled_requests", _PASS, 1.0)
-    return batches_of(source, "sglang", bad, columns)
+@dataclasses.dataclass(frozen=True)
+class Records:
+    """What a kind of engine calls the parts of its records, each of one iteration."""
 
+    name: str
+    held_in: str  # the key of the counts in a record, by which it is known
+    # By part: the time, and of prompts how many, their tokens and those before; of decodes how many
+    # and the tokens before.
+    names: Mapping[str, str]
+    per_second: float = 1.0  # units of the time
+    counts_context: bool = True  # else the tokens before are not known where they are 0 throughout
 
-_PASS = (
-    "wall_time",
-    "num_prefill_requests",
-    "sum_prefill_tokens",
-    "sum_prefill_kv_tokens",
-    "num_decode_requests",
-    "sum_decode_kv_tokens",
-)
+    @property
+    def mark(self) -> bytes:
+        """What a file of them holds."""
+        return f'"{self.held_in}"'.encode()
 
-
-def find_stats(source: Source) -> MeasuredBatches:
-    """Read TensorRT-LLM's iteration statistics: answers of ``/metrics``, one a line."""
-    # ``numCtxKvTokens`` and ``numGenKvTokens`` are 0 throughout where a backend does not count
-    # them.
-    columns, bad = _columns_of(source, "inflightBatchingStats", _STATS, 1e3)
-    if not columns["context"].any():
-        del columns["before"], columns["context"]
-    return batches_of(source, "tensorrt-llm", bad, columns)
-
-
-_STATS = (
-    "iterLatencyMS",
-    "numContextRequests",
-    "numCtxTokens",
-    "numCtxKvTokens",
-    "numGenRequests",
-    "numGenKvTokens",
-)
-
-
-def _columns_of(
-    source: Source, held_in: str, names: Sequence[str], per_second: float
-) -> tuple[dict[str, Array], int]:
-    """Return columns of the records that are batches, and how many records cannot be read."""
-    # Dynamo's traces have records within others: ``held_in`` is the key. Names: of the time,
-    # prompts, their tokens, those before, decodes, those before; ``per_second``: units of the time.
-    rows = []
-    bad = 0
-    for number, record in enumerate(_records(source), 1):
-        try:
-            inner = record.get("fpm", record)
-            counts = inner[held_in]
-            took = _number(inner[names[0]]) / per_second
-            row = [took, *(_number(counts.get(name, 0)) for name in names[1:])]
-        except (AttributeError, KeyError, TypeError, ValueError):
-            bad += 1
-            continue
-        check_possible(source, f"record {number:,}", names, row)
-        if took > 0 and row[2] + row[4] > 0:
+    def read(self, source: Source) -> MeasuredBatches:
+        """Read a file of JSON: a record a line, in lists, or one document."""
+        seconds, *counts = self.names.values()
+        rows = []
+        bad = 0
+        for number, record in enumerate(_records(source), 1):
+            try:
+                inner = record.get("fpm", record)  # Dynamo's traces have records within others
+                batch = inner[self.held_in]
+                took = _number(inner[seconds]) / self.per_second
+                row = [took, *(_number(batch.get(name, 0)) for name in counts)]
+            except (AttributeError, KeyError, TypeError, ValueError):
+                bad += 1
+                continue
+            check_possible(source, f"record {number:,}", tuple(self.names.values()), row)
             rows.append(row)
-    keys = ("seconds", "prompts", "new", "before", "decodes", "context")
-    columns = np.array(rows, float).reshape(-1, 6).T
-    return dict(zip(keys, columns, strict=True)), bad
+        table = np.array(rows, float).reshape(-1, len(self.names)).T
+        columns = dict(zip(self.names, table, strict=True))
+        if not self.counts_context and not columns["context"].any():
+            del columns["before"], columns["context"]
+        return batches_of(source, self.name, bad, columns)
+
+
+# Forward-pass metrics, version 1: JSON Lines of a subscriber, or Dynamo's trace. SGLang publishes
+# them with ``--enable-forward-pass-metrics``, vLLM and TensorRT-LLM through Dynamo. Idle heartbeats
+# take no time and are no batches.
+PASSES = Records(
+    "sglang",
+    "scheduled_requests",
+    {
+        "seconds": "wall_time",
+        "prompts": "num_prefill_requests",
+        "new": "sum_prefill_tokens",
+        "before": "sum_prefill_kv_tokens",
+        "decodes": "num_decode_requests",
+        "context": "sum_decode_kv_tokens",
+    },
+)
+# TensorRT-LLM's iteration statistics: answers of ``/metrics``, one a line. Some of its backends do
+# not count the tokens before.
+STATISTICS = Records(
+    "tensorrt-llm",
+    "inflightBatchingStats",
+    {
+        "seconds": "iterLatencyMS",
+        "prompts": "numContextRequests",
+        "new": "numCtxTokens",
+        "before": "numCtxKvTokens",
+        "decodes": "numGenRequests",
+        "context": "numGenKvTokens",
+    },
+    per_second=1e3,
+    counts_context=False,
+)
 
 
 def _number(value: Any) -> float:

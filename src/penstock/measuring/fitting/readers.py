@@ -23,10 +23,15 @@ from penstock.measuring.fitting.batches import (
     MeasuredBatches,
     limits_of,
 )
-from penstock.measuring.fitting.engine_logs import find_passes, find_stats
-from penstock.measuring.fitting.vllm_log import find_iterations, has_iterations
+from penstock.measuring.fitting.engine_logs import PASSES, STATISTICS
+from penstock.measuring.fitting.vllm_log import ITERATION, find_iterations, has_iterations
 
-FORMATS = ("table", "vllm", "sglang", "tensorrt-llm")
+# By format: what a file of it holds, and what reads it.
+_LOGS: dict[str, tuple[bytes, Callable[[Source], MeasuredBatches]]] = {
+    "vllm": (ITERATION, find_iterations),
+    **{records.name: (records.mark, records.read) for records in (PASSES, STATISTICS)},
+}
+FORMATS = ("table", *_LOGS)
 """What `read_batches` reads."""
 
 _MOST = 1e15
@@ -67,12 +72,12 @@ def read_batches(
         raise InputError(f"unknown format {checks.shown(format)}{nearest(str(format), FORMATS)}")
     source = Source.at(path, max_gib)
     kind = format or _told(source)
-    if kind in _LINES:
+    if kind in _LOGS:
         if where:
             raise InputError(
                 f"{source.name} is no table but of the format {kind}; leave `where` out"
             )
-        return _LINES[kind](source)
+        return _LOGS[kind][1](source)
     return _plain(source, open_table(source), dict(where or {}))
 
 
@@ -90,29 +95,17 @@ def _told(source: Source) -> str:
             "is the result of a load generator, which times requests and no batches. Give it to "
             "`penstock calibrate`, or give the engine's iteration log"
         )
-    if not head.startswith(b"PAR1"):
-        for mark, name in _MARKS:
-            if mark in head:
-                return name
-        if head.lstrip()[:1] not in (b"{", b"[") and has_iterations(source):
-            return "vllm"
-    return "table"
+    if head.startswith(b"PAR1"):
+        return "table"
+    for name, (mark, _) in _LOGS.items():
+        if mark in head:
+            return name
+    is_json = head.lstrip()[:1] in (b"{", b"[")
+    return "vllm" if not is_json and has_iterations(source) else "table"
 
 
-_MARKS = (
-    (b"iteration elapsed time", "vllm"),
-    (b'"scheduled_requests"', "sglang"),
-    (b'"inflightBatchingStats"', "tensorrt-llm"),
-)
 # Keys of results of inference-perf, vLLM and AIPerf, and of GuideLLM's.
 _BENCHMARKS = (b'"load_summary"', b'"request_throughput"', b'"request_latency"', b'"mean_ttft_ms"')
-
-
-_LINES: dict[str, Callable[[Source], MeasuredBatches]] = {
-    "vllm": find_iterations,
-    "sglang": find_passes,
-    "tensorrt-llm": find_stats,
-}
 
 
 def _plain(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatches:

@@ -18,6 +18,9 @@ from penstock.measuring.fitting.batches import Array, Gap, MeasuredBatches
 from penstock.measuring.fitting.engine_logs import batches_of, check_possible
 from penstock.measuring.fitting.follow_requests import Iterations, followed_context
 
+ITERATION = b"iteration elapsed time"
+"""What stands in a line about an iteration."""
+
 _ITERATION = re.compile(
     r"(?:Engine (\d+): )?(?:Iteration\((\d+)\): )?(\d+) context requests, (\d+) context tokens, "
     r"(\d+) generation requests, (\d+) generation tokens, "
@@ -48,16 +51,11 @@ _NO_GAP = (
 )
 
 
-def is_iteration(line: bytes) -> bool:
-    """Return whether a line of a log is about an iteration."""
-    return b"iteration elapsed time" in line
-
-
 def has_iterations(source: Source) -> bool:
     """Return whether a file has lines on iterations, perhaps after lines about something else."""
     source.refuse_long_lines()
     with source.open() as file:
-        return any(map(is_iteration, file))
+        return any(ITERATION in line for line in file)
 
 
 def is_size(line: bytes) -> bool:
@@ -80,7 +78,7 @@ def find_iterations(source: Source) -> MeasuredBatches:
             line = raw.decode("utf-8", "replace")
             if size := _KV_TOKENS.search(line):
                 capacity = float(size[1].replace(",", ""))
-            if not is_iteration(raw):
+            if ITERATION not in raw:
                 continue
             iteration = _ITERATION.search(line)
             if iteration is None:
