@@ -1,7 +1,7 @@
 """Fit the entries of ``penstock hardware`` that come from published measurements, and write their
 files.
 
-Run ``python -m docs.hardware_fits ../shared/data``. No row is copied: each file holds the
+Run ``python benchmarks/studies/hardware_fits.py ../shared/data``. No row is copied: each file holds the
 parameters of a fit.
 """
 
