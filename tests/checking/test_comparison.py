@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.checking.batch_means import BATCHES, Batches
-from penstock.checking.comparison import compare_networks, compare_orders
+from penstock.checking.comparison import compare, compare_networks, compare_orders
 from penstock.checking.differences import Sample, difference
-from penstock.checking.variants import own_order, with_order, with_policy, with_router
+from penstock.checking.variants import own_order, variants, with_limits, with_order, with_policy, with_router
 from penstock.errors import InputError
 from penstock.simulation.distribution import Distribution
 from tests.network_examples import DESTABILISING, REVERSED, UNIT, rybko_stolyar
@@ -201,3 +201,30 @@ def test_another_order_leaves_the_rest_of_a_pool_as_it_is() -> None:
 def test_orders_that_cannot_be_are_refused(orders: object, said: str) -> None:
     with pytest.raises(InputError, match=said):
         compare_orders(single(UNIT, 0.5), orders, jobs=100)  # type: ignore[arg-type]
+
+
+def test_one_question_puts_servers_or_networks_side_by_side() -> None:
+    policies = {"policies": "sarathi, tensorrt-llm, orca"}
+    light = ps.Workload.poisson(1.0, ps.Geometric(400, max=4000), ps.Geometric(200, max=2000), seed=3)
+    servers = variants((light, ps.Server(TP1, 512)), policies)
+    assert list(servers) == ["sarathi", "tensorrt-llm", "orca"]
+    found = compare(servers, requests=200, resolution=0.1, optional=("tensorrt-llm",))
+    assert list(found.answers) == list(found.as_dict()["policies"]) == ["sarathi", "orca"]
+    assert "never fits" in found.left_out["tensorrt-llm"]  # type: ignore[union-attr]
+    page = found.page()
+    assert page.title == "compare"
+    assert any("tensorrt-llm is left out" in note for note in page.notes)
+    with pytest.raises(InputError, match="never fits"):
+        compare(servers, requests=200, resolution=0.1)
+    networks = variants(FLEET, {"policies": None, "routers": "random", "orders": "fcfs"})
+    assert list(compare(networks, jobs=200, resolution=0.1).answers) == list(networks) == ["random, fcfs"]
+
+
+def test_a_variant_differs_in_what_is_chosen_and_a_policy_keeps_its_settings_alone() -> None:
+    server = ps.Server(TP1, 512, policy="pool-controlled")
+    assert with_limits(server, "pool-controlled", token_budget=256) == dataclasses.replace(server, token_budget=256)
+    assert with_limits(server, "sarathi") == server.with_policy("sarathi")
+    assert variants(FLEET, {"routers": None}) == {"as it is": FLEET}
+    for choices, said in (({"routers": " ,"}, "names none"), ({"orders": "fcfs,fcfs"}, "have one name")):
+        with pytest.raises(InputError, match=said):
+            variants(FLEET, choices)

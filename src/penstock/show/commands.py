@@ -33,6 +33,7 @@ _OF_MANY = {
 }
 """What many commands have, and do not describe: how it is called, and its help."""
 
+_FORM = inspect.signature(Form).parameters
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _PACKAGE = Path(__file__).parents[1]
 _PARAMETERS = re.compile(r"\n*Parameters\n-+\n(.*?)(?=\n\n\w+\n-+\n|\Z)", re.DOTALL)
@@ -104,21 +105,21 @@ def command(
     def with_options(function: Callable[..., None]) -> Callable[..., None]:
         docstring = inspect.getdoc(function) or ""
         described = _described(docstring, whole=True)
+        wanted = f"as_json why everything {form}".split()
         asked = {one.name: one for question in reversed(asks) for one in _asked(question)}
         own: dict[str, Option] = {}
         declared: dict[str, Option] = {}
+        formal: dict[str, Option] = {}
         for one in inspect.signature(function).parameters.values():
+            if one.name == "form":
+                formal = {name: _option(its) for name, its in _FORM.items() if name in wanted}
             if one.name == "form" or one.kind is one.VAR_KEYWORD:  # the place of what is asked
                 declared |= {n: o for n, o in asked.items() if _is_taken(n, only, but)}
             else:
-                option = Option(one.name, one.annotation, one.default)
-                is_argument = one.kind is one.POSITIONAL_OR_KEYWORD
-                own[one.name] = declared[one.name] = option._replace(is_argument=is_argument)
-        declared |= own
-        formal = _of_form(form) if "form" in inspect.signature(function).parameters else {}
+                own[one.name] = declared[one.name] = _option(one)
         options = {
             name: _with_help(option, described, asked, "scenario" in own)
-            for name, option in {**declared, **formal}.items()
+            for name, option in (declared | own | formal).items()
         }
         flags = {name: option.flag for name, option in options.items()}
 
@@ -147,16 +148,10 @@ def _is_taken(name: str, only: str, but: str) -> bool:
     return name not in but.split() and (not only or name in only.split())
 
 
-def _of_form(form: str) -> dict[str, Option]:
-    """Return the options for the form of an answer."""
-    wanted = f"as_json why everything {form}".split()
-    fields = [Form.__dataclass_fields__[name] for name in _OF_MANY if name in wanted]
-    return {
-        field.name: Option(
-            field.name, bool if field.default is False else Path | None, field.default
-        )
-        for field in fields
-    }
+def _option(one: inspect.Parameter) -> Option:
+    """Return what a parameter is on the command line: before the star they are arguments."""
+    is_argument = one.kind is one.POSITIONAL_OR_KEYWORD and one.name not in _FORM
+    return Option(one.name, one.annotation, one.default, is_argument=is_argument)
 
 
 def pairs(option: str, texts: list[str] | None, example: str) -> dict[str, str]:
@@ -189,7 +184,7 @@ def _asked(question: str) -> tuple[Option, ...]:
     defaults += [(argument, default) for argument, default in keywords if default]
     options = []
     for argument, default in defaults:
-        annotation = ast.unparse(argument.annotation) if argument.annotation else "str"
+        annotation = ast.unparse(argument.annotation)  # type: ignore[arg-type]
         if _NEVER_TYPED.search(annotation):
             continue
         called, text = described.get(argument.arg, ("", ""))
