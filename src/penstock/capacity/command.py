@@ -8,7 +8,6 @@ from penstock.errors import InputError
 from penstock.show import progress
 from penstock.show.commands import command
 from penstock.show.options import Form
-from penstock.simulation.progress import in_parts
 from penstock.words import gathered
 
 if TYPE_CHECKING:
@@ -82,8 +81,7 @@ def max_rate(
     from penstock.capacity import max_rate as search
     from penstock.capacity.view import max_load_page, max_rate_page, within_ends
     from penstock.checking.doubt import beyond_rows
-    from penstock.checking.variants import variants, varied
-    from penstock.system.kinds import asked_about
+    from penstock.checking.variants import ask, variants, varied
     from penstock.system.prefix_cache import unsaid
 
     systems = variants(chosen.system, axes, chosen.folder)
@@ -94,10 +92,7 @@ def max_rate(
     else:
         asked["seed"] = chosen.workload.seed
     with progress.simulating("Searching") as show:
-        found = {
-            name: search.max_rate(*asked_about(system), **asked, progress=part)
-            for (name, system), part in in_parts(show, systems.items())
-        }
+        found = ask(search.max_rate, systems, show, **asked)
     notes = gathered(
         {
             name: [*within_ends(found[name]), *beyond_rows(system), *_front_notes(system)]

@@ -18,7 +18,7 @@ from penstock.checking.goodput import good_jobs, goodput_share
 from penstock.checking.latency import LEAST_JOBS, Queues, batched, in_batches
 from penstock.checking.pools import reuse_warnings
 from penstock.checking.targets import Estimate, Target, parsed_targets
-from penstock.checking.variants import OrderChoice, with_order
+from penstock.checking.variants import OrderChoice, ask, with_order
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Ints
 from penstock.show.answers import Shown
@@ -233,13 +233,8 @@ def compare_networks(
     """
     limits = tuple(parsed_targets(targets))
     _check_networks(networks)
-    answers = {
-        name: check(
-            network, jobs=jobs, until=until, seed=seed, resolution=resolution, progress=part
-        )
-        for (name, network), part in in_parts(progress, networks.items())
-    }
-    return _compared(answers, limits)
+    options = {"jobs": jobs, "until": until, "seed": seed, "resolution": resolution}
+    return _compared(ask(check, networks, progress, **options), limits)
 
 
 def compare_orders(

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.simulation.progress import Progress, in_parts
+from penstock.system.kinds import asked_about
 from penstock.system.orders import ORDERS, Order, OrderFunction, resolve_order
 from penstock.system.policies import POLICIES, resolve
 from penstock.system.pool import Pool
@@ -142,6 +144,19 @@ def variants(system: "System", choices: Choices, folder: Path | None = None) -> 
         refuse_in_vain(network)  # as where the scenario names the router
         networks[", ".join(value.name for value in values)] = network
     return networks
+
+
+def ask(
+    question: Callable[..., Any],
+    systems: "Mapping[str, System]",
+    progress: Progress | None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Ask the same of each, and return the answers by name."""
+    return {
+        name: question(*asked_about(system), **options, progress=part)
+        for (name, system), part in in_parts(progress, systems.items())
+    }
 
 
 def chosen(
