@@ -9,6 +9,7 @@ from paper import ITEMS, item, kept, measured, module
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.show import charts, html, progress
+from penstock.show.compiling import announce_compilation
 from penstock.show.page import Page, Section, Table
 from penstock.show.terminal import print_page
 
@@ -53,7 +54,7 @@ def main() -> None:
         return
     checks.writable("--out", given.out, folder=True)
     item.DATA = given.data
-    progress.announce_compilation()
+    announce_compilation()
     items = []
     with progress.bar("Measuring") as show:
         for count, name in enumerate(names):

@@ -90,7 +90,7 @@ def test_what_is_compiled_is_said_in_the_place_of_the_work_and_how_far_it_is(
 ) -> None:
     monkeypatch.setattr(numba.core.event, "_registered", collections.defaultdict(list))  # none of an earlier test
     monkeypatch.setattr(compiling, "LOOKS_EVERY_S", 0.01)
-    progress.announce_compilation.__wrapped__()
+    compiling.announce_compilation.__wrapped__()
     lines: list[str] = []
 
     @numba.njit
@@ -130,7 +130,7 @@ def test_who_waits_for_another_process_that_compiles_says_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(numba.core.event, "_registered", collections.defaultdict(list))
-    progress.announce_compilation.__wrapped__()
+    compiling.announce_compilation.__wrapped__()
     with numba.core.event.trigger_event(kept_code.WAITING, {"function": "advance"}):
         (line,) = progress._open
     assert line.title in capsys.readouterr().err == f"{line.title} ...\n"
@@ -164,7 +164,7 @@ def test_a_log_is_told_once_that_something_is_compiled(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(numba.core.event, "_registered", collections.defaultdict(list))
-    progress.announce_compilation.__wrapped__()
+    compiling.announce_compilation.__wrapped__()
     for number in (1, 1.0):
         numba.njit(lambda x: x + 1)(number)
     (line,) = capsys.readouterr().err.splitlines()

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checking.command_choices import about, chosen_scenario
 from penstock.errors import InputError
-from penstock.show import progress
 from penstock.show.commands import command
 from penstock.show.options import Form
 from penstock.words import gathered
@@ -22,11 +21,12 @@ def region(scenario: Path, *, policy: str | None = None, form: Form) -> None:
     chosen, _ = chosen_scenario(scenario, form, {"policy": policy}, server_alone=True)
     from penstock.capacity.view import region_page
     from penstock.checking.doubt import known_within, reach_of
+    from penstock.show.compiling import simulating
     from penstock.simulation.quick import memory_is_full
     from penstock.system.prefix_cache import front_notes
     from penstock.theory.operating_point import operating_point
 
-    with progress.simulating("Finding what is carried"):
+    with simulating("Finding what is carried"):
         full = memory_is_full(chosen.workload, chosen.server)
         carried = None if full is None else full.rate
         found = operating_point(chosen.workload, chosen.server, memory_rate=carried)
@@ -82,6 +82,7 @@ def max_rate(
     from penstock.capacity.view import max_load_page, max_rate_page, within_ends
     from penstock.checking.doubt import beyond_rows
     from penstock.checking.variants import ask, variants, varied
+    from penstock.show.compiling import simulating
     from penstock.system.prefix_cache import unsaid
 
     systems = variants(chosen.system, axes, chosen.folder)
@@ -91,7 +92,7 @@ def max_rate(
         asked.setdefault("seed", own_seed(chosen.network.workflows[0]))
     else:
         asked["seed"] = chosen.workload.seed
-    with progress.simulating("Searching") as show:
+    with simulating("Searching") as show:
         found = ask(search.max_rate, systems, show, **asked)
     notes = gathered(
         {
@@ -143,12 +144,13 @@ def recommend(scenario: Path, *, seed: int | None = None, form: Form, **asked: A
     from penstock.capacity import recommend as study
     from penstock.capacity.view import recommend_page
     from penstock.checking.variants import chosen as chosen_values
+    from penstock.show.compiling import simulating
 
     if "policies" in asked:
         asked["policies"] = chosen_values("policies", asked["policies"], chosen.folder)
     if chosen.workload.rows is not None and not has_length:
         del asked["requests"]  # a whole trace has more than a comparison needs
-    with progress.simulating("Comparing") as show:
+    with simulating("Comparing") as show:
         found = study.recommend(chosen.workload, chosen.server, **asked, progress=show)
     is_no = found.verdict != "stable" or found.recommended.missed
     form.show(recommend_page(found, chosen), found.as_dict(), is_no=is_no)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checking.command_choices import about, chosen_scenario, measured
 from penstock.errors import InputError
-from penstock.show import progress
 from penstock.show.commands import command
 from penstock.show.options import Form
 
@@ -53,13 +52,14 @@ def check(
         return
     from penstock.checking import answer
     from penstock.checking.targets import parsed_targets
+    from penstock.show.compiling import simulating
     from penstock.system.kinds import asked_about
 
     asked |= {"targets": parsed_targets(asked.get("targets", ())), "until": chosen.until}
     if chosen.is_network:
         asked["outages"] = chosen.outages
     name = chosen.name if chosen.is_network else chosen.server.policy.name
-    with progress.simulating(f"Simulating {name}") as show:
+    with simulating(f"Simulating {name}") as show:
         begin = partial(_begin, form, chosen)
         result = answer.check(*asked_about(chosen.system), **asked, progress=show, certified=begin)
     if chosen.is_network:
@@ -159,13 +159,14 @@ def _compare(
 ) -> None:
     """Put systems side by side, and say what they differ by; the rest is asked of all."""
     from penstock.checking import comparison
+    from penstock.show.compiling import simulating
 
     if chosen.outages:
         raise InputError(
             "steady states are compared, in which nothing dies, so `simulate.outages` would be "
             "passed over; leave them out"
         )
-    with progress.simulating() as show:
+    with simulating() as show:
         result = comparison.compare(systems, **asked, until=chosen.until, progress=show)
     document = result.as_dict()
     if isinstance(result, comparison.ServerComparison):
@@ -203,6 +204,7 @@ def simulate(
     from penstock.checking.notes import load_warnings
     from penstock.checking.recordings import recording_notes
     from penstock.checking.view import run_page
+    from penstock.show.compiling import simulating
     from penstock.simulation.simulate import simulate as run_once
     from penstock.system.prefix_cache import front_notes, unsaid
     from penstock.theory.certify import certify
@@ -215,7 +217,7 @@ def simulate(
     if not rated:
         served(chosen.workload, chosen.server)  # or refused
     _begin(form, chosen, certificate)
-    with progress.simulating(f"Simulating {chosen.server.policy.name}") as show:
+    with simulating(f"Simulating {chosen.server.policy.name}") as show:
         run = run_once(
             chosen.workload,
             chosen.server,

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import InputError
-from penstock.show import progress
 from penstock.show.commands import command
 
 _LENGTHS = {
@@ -36,6 +35,7 @@ def warm(*, names: str | None = None, folder: Path | None = None, any_cpu: bool 
     if any_cpu:  # Numba looks when it is imported
         os.environ |= {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
     from penstock.kernel import kept_code
+    from penstock.show.compiling import simulating
 
     parts = _parts()
     chosen = list(parts) if names is None else [name.strip() for name in names.split(",")]
@@ -47,7 +47,7 @@ def warm(*, names: str | None = None, folder: Path | None = None, any_cpu: bool 
             )
     place = kept_code.keep_in(folder)
     size = kept_code.size(place)
-    with progress.simulating("Warming") as show:
+    with simulating("Warming") as show:
         for number, name in enumerate(chosen):
             show(number / len(chosen), name)
             began = time.monotonic()

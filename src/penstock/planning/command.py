@@ -101,6 +101,7 @@ def plan(
     from penstock.planning.answers import answered
     from penstock.planning.scenario import build_plan
     from penstock.planning.without_file import as_text, described, refuse_beside
+    from penstock.show.compiling import announce_compilation
 
     given = {
         "gpus": gpus, "tp": tp, "engine": engine, "precision": precision, "rate": rate,
@@ -124,7 +125,7 @@ def plan(
         document, path, targets=targets, objective=objective, goodput=goodput, requests=requests,
         confidence=confidence, seed=seed,
     )  # fmt: skip
-    progress.announce_compilation()
+    announce_compilation()
     answer = answered(chosen, None if form.as_json else _first_ranking, "" if prices else said)
     if form.figures is not None:
         from penstock.planning.charts import figures as drawings

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.show import progress
 from penstock.show.commands import command
 from penstock.show.options import duration
 
@@ -68,6 +67,7 @@ def serve(
     from penstock.planning.without_file import one_described, refuse_beside
     from penstock.serving.app import application
     from penstock.serving.controls import Controls
+    from penstock.show.compiling import announce_compilation
 
     given = {"gpus": gpus, "tp": tp, "engine": engine, **asked}
     if model is None:
@@ -90,7 +90,7 @@ def serve(
     shown = f"[{address}]" if ":" in address else address
     url = f"http://{shown}:{listening.getsockname()[1]}/"
     print(f"{url} shows {controls.name}; Ctrl-C ends it", flush=True)
-    progress.announce_compilation()
+    announce_compilation()
     if open_page:
         import webbrowser
 

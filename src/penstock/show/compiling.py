@@ -1,7 +1,9 @@
 """What is said while the simulator is compiled: what, and how far that is."""
 
 import contextlib
+import functools
 import time
+from collections.abc import Iterator
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -116,3 +118,18 @@ def _called(function: Any) -> list[Any]:
     modules = [each for each in named if isinstance(each, ModuleType)]
     named += [getattr(module, name, None) for module in modules for name in names]
     return named + [cell.cell_contents for cell in function.__closure__ or ()]
+
+
+@functools.cache
+def announce_compilation() -> None:
+    """Say what is being compiled and how far it is; it takes seconds, the first time."""
+    event.register("numba:compile", Compiling())  # type: ignore[no-untyped-call]
+    event.register(WAITING, Waiting())  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def simulating(title: str = "Simulating") -> Iterator[progress.Show]:
+    """Show a bar for work with the simulator, and what of that is compiled before."""
+    announce_compilation()
+    with progress.bar(title) as show:
+        yield show

@@ -1,7 +1,6 @@
 """What standard error shows while work goes on; nothing for work that is done in a moment."""
 
 import contextlib
-import functools
 import sys
 import threading
 import time
@@ -139,22 +138,3 @@ def count(title: str, noun: str) -> Iterator[Callable[[int, int], None]]:
             show(done / total, f"{state}, {speed:,.3g}/s" if speed else state)
 
         yield report
-
-
-@functools.cache
-def announce_compilation() -> None:
-    """Say what is being compiled and how far it is; it takes seconds, the first time."""
-    from numba.core import event
-
-    from penstock.show import compiling
-
-    event.register("numba:compile", compiling.Compiling())  # type: ignore[no-untyped-call]
-    event.register(compiling.WAITING, compiling.Waiting())  # type: ignore[no-untyped-call]
-
-
-@contextlib.contextmanager
-def simulating(title: str = "Simulating") -> Iterator[Show]:
-    """Show a bar for work with the simulator, and what of that is compiled before."""
-    announce_compilation()
-    with bar(title) as show:
-        yield show

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InputError
-from penstock.show import progress
 from penstock.show.commands import command, pairs
 from penstock.show.options import Form
 
@@ -64,9 +63,10 @@ def calibrate(
     form.check(results, {"--output": output})
     from penstock.measuring.calibration.benchmarks import read_benchmarks
     from penstock.measuring.calibration.calibrate import calibrate as calibrate_on
+    from penstock.show.compiling import simulating
 
     benchmarks = read_benchmarks(results, format, max_gib=max_gib)
-    with progress.simulating(f"Simulating {benchmarks.height:,} loads") as show:
+    with simulating(f"Simulating {benchmarks.height:,} loads") as show:
         answer = calibrate_on(
             benchmarks,
             hardware=_hardware(model, gpu, tp, precision, kv_precision),
