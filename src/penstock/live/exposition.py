@@ -50,10 +50,9 @@ class Samples:
 
 def read_page(page: bytes, wanted: Callable[[str], bool]) -> Samples:
     """Return a page's samples of the names wanted; other lines are not parsed."""
-    # A last line without its end is torn, and left out.
-    whole, torn = _lines(page)
+    *whole, torn = page.decode("utf-8", "replace").split("\n")
     faults = []
-    if torn:
+    if torn.strip():
         faults.append("the page ends in the middle of a line, which is left out")
     series = []
     for line in whole:
@@ -67,12 +66,6 @@ def read_page(page: bytes, wanted: Callable[[str], bool]) -> Samples:
             series.append(sample)
     samples = Samples.of_series(series)
     return Samples(samples.by_name, tuple(dict.fromkeys((*faults, *samples.faults))))
-
-
-def _lines(page: bytes) -> tuple[list[str], bool]:
-    """Return the lines that are whole, and whether there is one more that is not."""
-    *whole, rest = page.decode("utf-8", "replace").split("\n")
-    return whole, bool(rest.strip())
 
 
 def _sample(line: str) -> tuple[str, Mapping[str, str], float] | None:

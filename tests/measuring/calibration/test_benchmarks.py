@@ -230,7 +230,7 @@ def test_a_strategy_that_is_not_known_is_no_poisson_load(tmp_path: Path) -> None
 
 def test_a_strategy_without_its_number_is_no_load(tmp_path: Path) -> None:
     text = "strategy,prompt,output,ttft_ms\nconcurrent@,64,64,20\n"
-    with pytest.raises(InputError, match="no load is stated"):
+    with pytest.raises(InputError, match=r"line 2 has the strategy 'concurrent@', so its load is unknown"):
         read_benchmarks(written(tmp_path / "mine.csv", text))
 
 

@@ -1,11 +1,12 @@
 """How a file says where an engine's metrics hold what is wanted: sums, products, spreads."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from penstock.live.exposition import Sample, Samples
+from penstock.live.exposition import Samples
 
 
 class Metric(Protocol):
@@ -98,8 +99,9 @@ class Product:
         """Return the product; None where a label holds no number."""
         for sample in samples.of(self.name):
             numbers = [_number(sample.labels.get(label)) for label in self.labels]
-            if None not in numbers:
-                return math.prod(numbers)  # type: ignore[arg-type]
+            product = math.prod(number or 0.0 for number in numbers)
+            if 0 < product < math.inf:
+                return product
         return None
 
 
@@ -120,7 +122,7 @@ class Spread:
     def value(self, samples: Samples) -> float | None:
         """Return the spread; None where it has no values, NaN where its buckets cannot be right."""
         bounds = _buckets(samples, f"{self.name}_bucket")
-        if bounds is None or len(bounds) < 2:
+        if len(bounds) < 2:
             return None
         if not _rising(bounds) or not _agrees(samples, f"{self.name}_count"):
             return math.nan
@@ -140,12 +142,12 @@ class Spread:
 
 
 def _number(text: Any) -> float | None:
-    """Return a positive number that stands in a label."""
+    """Return a number of at least 0 that stands in a label."""
     try:
         number = float(text)
     except (TypeError, ValueError):
         return None
-    return number if math.isfinite(number) and number > 0 else None
+    return number if number >= 0 else None
 
 
 def _began(name: str) -> str:
@@ -169,30 +171,19 @@ def _agrees(samples: Samples, name: str) -> bool:
     return not math.isinf(bounds[-1][0]) or bounds[-1][1] == counted
 
 
-def _buckets(samples: Samples, name: str) -> list[tuple[float, float]] | None:
+def _buckets(samples: Samples, name: str) -> list[tuple[float, float]]:
     """Return upper bounds and cumulative counts of a histogram, over all its series."""
     counts: dict[float, float] = {}
     for sample in samples.of(name):
-        bound = _bound(sample)
+        bound = _number(sample.labels.get("le"))
         if bound is None:
-            return None
+            return []
         counts[bound] = counts.get(bound, 0.0) + sample.value
-    return sorted(counts.items()) or None
-
-
-def _bound(sample: Sample) -> float | None:
-    try:
-        bound = float(sample.labels["le"])
-    except (KeyError, ValueError):
-        return None
-    return bound if bound >= 0 else None
+    return sorted(counts.items())
 
 
 def _rising(bounds: Iterable[tuple[float, float]]) -> bool:
     """Return whether cumulative counts are counts and never fall."""
-    below = 0.0
-    for _, count in bounds:
-        if not math.isfinite(count) or count < below:
-            return False
-        below = count
-    return True
+    counts = [0.0, *(count for _, count in bounds)]
+    whole = all(map(math.isfinite, counts))
+    return whole and all(low <= high for low, high in itertools.pairwise(counts))

@@ -28,7 +28,7 @@ _PHASE_NAMES: Names = {
     **{name: name for name in ("rate", "concurrency", "smoothness")},
     "exclude_from_results": (bool, "exclude_from_results"),
 }
-_PHASE = fields(_PHASE_NAMES, needed=("type",), exclude_from_results=False)
+_PHASE = fields(_PHASE_NAMES, needed=("type",))
 # Settings of a phase that are read, or that change nothing of the load.
 _HARMLESS = (
     *_PHASE_NAMES, "requests", "duration", "sessions", "grace_period", "sla", "seamless",

@@ -61,7 +61,10 @@ def read_benchmarks(
     InputError
         If a file, or a value in it, cannot be used; one line that says where and why.
     """
-    return _read(paths, format, max_gib, None)
+    table, refused = read_with_refused(paths, format, max_gib)
+    if refused:
+        raise InputError(refused[0].reason)
+    return table
 
 
 class Refused(NamedTuple):
@@ -69,23 +72,13 @@ class Refused(NamedTuple):
 
     run: str
     reason: str
+    whole: bool = False  # it is all of a file
 
 
 def read_with_refused(
     paths: Sequence[str | Path] | str | Path, format: str | None, max_gib: float | None
 ) -> tuple[pl.DataFrame, list[Refused]]:
     """Read what can be used of results that a reader knows; return what cannot beside it."""
-    refused: list[Refused] = []
-    return _read(paths, format, max_gib, refused), refused
-
-
-def _read(
-    paths: Sequence[str | Path] | str | Path,
-    format: str | None,
-    max_gib: float | None,
-    refused: list[Refused] | None,
-) -> pl.DataFrame:
-    """Read into one table; what cannot be used is raised, or gathered where there is a list."""
     if isinstance(paths, str | Path):
         paths = [paths]
     if format is not None and format not in FORMATS:
@@ -94,38 +87,26 @@ def _read(
     refuse_twice(files)
     same_name = len({path.name for path in files}) < len(files)
     rows: list[Row] = []
-    wholly: list[Refused] = []
-    no_result: InputError | None = None
+    refused: list[Refused] = []
+    reason = "no file was given, so there are no results to read; give those of a benchmark"
     for path in files:
         try:
             source = Source.at(path, max_gib)
-            run = str(path) if same_name else path.name
             results, name = _results_of(source, format)
-            try:
-                rows += _usable(source, run, list(results()), name, refused)
-            except NoResult:
-                raise
-            except InputError as error:
-                if refused is None:
-                    raise
-                wholly.append(Refused(run, str(error)))
-                no_result = error
+            rows += _usable(source, str(path) if same_name else path.name, results, name, refused)
         except NoResult as error:
-            no_result = error
+            reason = str(error)
             left_out.append(path.name)
-    if not rows and not refused:
-        raise no_result or InputError(
-            "no file was given, so there are no results to read; give those of a benchmark"
-        )
-    if refused is not None:
-        refused += wholly
+    if not rows and all(each.whole for each in refused):
+        raise InputError(refused[0].reason if refused else reason)
     if left_out and rows:
         add_note(rows[0], f"left out, as no benchmark results: {_listed(left_out)}")
     send_times.settle(rows)
     for number, row in enumerate(rows):
         row["row"] = number
     _name_shapes(rows)
-    return pl.DataFrame([{name: row.get(name) for name in COLUMNS} for row in rows], schema=COLUMNS)
+    table = [{name: row.get(name) for name in COLUMNS} for row in rows]
+    return pl.DataFrame(table, schema=COLUMNS), refused
 
 
 def _files(paths: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
@@ -222,32 +203,44 @@ _NO_LOAD = "no load is stated"
 
 
 def _usable(
-    source: Source, run: str, rows: list[Row], format: str, refused: list[Refused] | None
+    source: Source,
+    run: str,
+    results: Callable[[], Iterable[Row]],
+    format: str,
+    refused: list[Refused],
 ) -> list[Row]:
     """Return the rows that say what was sent and how long it took; a note says what is left out."""
-    lacking = [_lacking(row) for row in rows]
     usable: list[Row] = []
-    for number, (row, reason) in enumerate(zip(rows, lacking, strict=True), 1):
+    lacking: list[str] = []
+    before = len(refused)
+    try:
+        rows = list(results())
+    except NoResult:
+        raise
+    except InputError as error:
+        refused.append(Refused(run, str(error), whole=True))
+        return []
+    for number, row in enumerate(rows, 1):
+        if reason := _lacking(row):
+            lacking.append(reason)
+            continue
         place = f"{source.name}: row {number:,} ({row.get('load', 'no load')})"
         try:
-            if reason is None:
-                usable.append(_checked(place, {"run": run} | row, format))
+            usable.append(_checked(place, {"run": run} | row, format))
         except InputError as error:
-            if refused is None:
-                raise
             refused.append(Refused(run, str(error)))
-    reasons = "; ".join(dict.fromkeys(filter(None, lacking)))
-    if not usable and not refused:
+    reasons = "; ".join(dict.fromkeys(lacking))
+    if not usable and len(refused) == before:
         remedy = "Check that it streamed its answers, completed requests and wrote its results"
         if reasons == _NO_LOAD:
             remedy = "State rate (requests/s) or in_flight (clients); a trace has no results"
-        raise source.fault(
+        fault = source.fault(
             f"has no row that can be used ({reasons or 'it is empty'}), so it says nothing of a "
             f"benchmark. {remedy}"
         )
+        refused.append(Refused(run, str(fault), whole=True))
     if reasons and usable:
-        count = counted(len(lacking) - lacking.count(None), "row")
-        add_note(usable[0], f"{count} of {source.name} left out: {reasons}")
+        add_note(usable[0], f"{counted(len(lacking), 'row')} of {source.name} left out: {reasons}")
     return usable
 
 

@@ -41,8 +41,7 @@ _STRATEGY = fields(
         "max_concurrency": "max_concurrency",
         "initial_burst": (bool, "initial_burst"),
         "rampup_duration": "rampup_duration",
-    },
-    kind="",
+    }
 )
 
 
@@ -66,28 +65,51 @@ def _load(result: Result, row: Row) -> Row:
     if chosen is None or not chosen.kind:
         return {"unusable": "no strategy is stated"}
     kind = chosen.kind.lower()
-    limit = chosen.max_concurrency
-    value = chosen.rate
-    if kind == "synchronous":
-        load = closed_loop(1)
-    elif kind == "concurrent" and (chosen.streams or limit):
-        value = chosen.streams
-        load = closed_loop(value or limit)
-    elif kind == "throughput":
-        sent = sum(filter(None, (row["completed"], row["incomplete"], result.fields.failed)))
-        places = limit or row["incomplete"] or _DEFAULT_IN_FLIGHT
-        load = closed_loop(min(places, sent or places))
-    elif kind in _ARRIVALS and value:
-        load = open_loop(_ARRIVALS[kind], value, limit=limit)
-        # GuideLLM 0.3 sends the requests of the first second at once
-        load["burst"] = math.floor(value) if chosen.initial_burst else 0
-    else:
+    number = chosen.streams if kind == "concurrent" else chosen.rate
+    load = _load_of(kind, number, chosen.max_concurrency, row["incomplete"])
+    if load is None:
         raise result.fault(
             f"the strategy {checks.shown(chosen.kind)} is not known, or its rate or streams "
             "are missing, so the load cannot be simulated. Leave the benchmark out, or benchmark "
             "at rates (constant, poisson) or with streams (concurrent)"
         )
-    return load | {"load": kind if value is None else f"{kind}@{value:.6g}"}
+    sent = sum(filter(None, (row["completed"], row["incomplete"], result.fields.failed)))
+    if kind == "throughput" and sent:
+        load["in_flight"] = min(load["in_flight"], sent)
+    if kind in _ARRIVALS:  # GuideLLM 0.3 sends the requests of the first second at once
+        load["burst"] = math.floor(number) if chosen.initial_burst else 0
+    return load | {"load": kind if number is None else f"{kind}@{number:.6g}"}
+
+
+# Strategies with a rate, and how requests arrive.
+_ARRIVALS = {"constant": "constant", "async": "constant", "poisson": "poisson"}
+
+
+def _load_of(
+    kind: str, number: float | None, limit: float | None, incomplete: float | None
+) -> Row | None:
+    """Return the load of a strategy at so many requests/s or streams; None: it is not known."""
+    if kind == "throughput":  # as many as it may: those under way at the end, where it was cut off
+        return closed_loop(limit or incomplete or _DEFAULT_IN_FLIGHT)
+    if kind == "synchronous":
+        return closed_loop(1)
+    if kind == "concurrent" and (streams := number or limit):
+        return closed_loop(streams)
+    if kind in _ARRIVALS and number:
+        return open_loop(_ARRIVALS[kind], number, limit=limit)
+    return None
+
+
+def strategy(text: str, incomplete: float | None, in_flight: float | None = None) -> Row:
+    """Return the load that a strategy names, such as ``constant@2.5`` or ``concurrent@8``."""
+    kind, _, value = (part.strip() for part in text.lower().partition("@"))
+    number = _number_in(value)
+    if kind == "throughput":
+        in_flight = in_flight or number
+    elif value and number is None:
+        return {}
+    load = _load_of(kind, number, in_flight, incomplete)
+    return load or ({"pattern": _ARRIVALS[kind]} if kind in _ARRIVALS else {})
 
 
 def _not_simulated(stated: Any, as_sent: bool) -> Iterator[str]:
@@ -135,33 +157,6 @@ def _data(result: Result) -> Any:
         at(result.file, "args"), config, at(config, "spec"),
     )  # fmt: skip
     return next((data for holder in holders if (data := at(holder, "data"))), None)
-
-
-def strategy(text: str, incomplete: float | None, in_flight: float | None = None) -> Row:
-    """Return the load that a strategy names, such as ``constant@2.5`` or ``concurrent@8``."""
-    name, _, value = text.strip().partition("@")
-    name = name.strip().lower()
-    number = _number_in(value)
-    if name == "throughput":  # as many as it may: those under way at the end, where it was cut off
-        under_way = in_flight or number or incomplete or _DEFAULT_IN_FLIGHT
-        return {"pattern": "closed", "in_flight": under_way}
-    if value.strip() and number is None:
-        return {}
-    if name == "synchronous":
-        return {"pattern": "closed", "in_flight": 1}
-    if name == "concurrent":
-        stated = number is not None and number >= 1
-        return {"pattern": "closed", "in_flight": number if stated else in_flight}
-    if name not in _ARRIVALS:
-        return {}
-    row: Row = {"pattern": _ARRIVALS[name]}
-    if number is not None:
-        row |= {"rate": number, "client_limit": in_flight}
-    return row
-
-
-# Strategies with a rate, and how requests arrive.
-_ARRIVALS = {"constant": "constant", "async": "constant", "poisson": "poisson"}
 
 
 def spreads(data: Any) -> Row:

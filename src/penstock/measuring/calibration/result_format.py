@@ -46,10 +46,9 @@ class Entry(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
-def fields(names: Names, needed: Collection[str] = (), **usual: Any) -> type[Entry]:
+def fields(names: Names, needed: Collection[str] = ()) -> type[Entry]:
     """Return the model of a document, or of a part of it, from a table of its fields."""
-    # What stands at the paths ``needed`` must be there. A missing field has its ``usual`` value,
-    # which may not be null; the others are None.
+    # What stands at the paths ``needed`` must be there; other missing fields are None.
     table: dict[str, Any] = {}
     for name, spec in names.items():
         kind, *paths = (Number, spec) if isinstance(spec, str) else spec
@@ -58,19 +57,14 @@ def fields(names: Names, needed: Collection[str] = (), **usual: Any) -> type[Ent
             above = ".".join(keys[:depth])
             table.setdefault(f"in_{above}", _field(dict[str, Any], [above], needed))
         table[name] = _field(kind, paths, needed)
-        if name in usual:
-            table[name] = kind, Field(usual[name], validation_alias=_alias(paths))
     return create_model("Part", __base__=Entry, **table)
 
 
 def _field(kind: Any, paths: list[str], needed: Collection[str]) -> tuple[Any, Any]:
+    alias = AliasChoices(*(AliasPath(*path.split(".")) for path in paths))
     if paths[0] in needed:
-        return kind, Field(validation_alias=_alias(paths))
-    return kind | None, Field(None, validation_alias=_alias(paths))
-
-
-def _alias(paths: list[str]) -> AliasChoices:
-    return AliasChoices(*(AliasPath(*path.split(".")) for path in paths))
+        return kind, Field(validation_alias=alias)
+    return kind | None, Field(None, validation_alias=alias)
 
 
 def entry(model: type[Entry], document: Any, source: Source, place: str = "") -> Any:

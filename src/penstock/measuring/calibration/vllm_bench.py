@@ -10,18 +10,33 @@ from pydantic import BeforeValidator, Field
 from penstock import checks
 from penstock.inputs.source import Source
 from penstock.measuring.calibration.result_format import MS, Format, Number, Result
-from penstock.measuring.calibration.result_row import TIMES, Row, closed_loop, open_loop
+from penstock.measuring.calibration.result_row import Row, closed_loop, open_loop
 from penstock.measuring.calibration.send_times import Schedule, ramp
 
 _REGULAR = 1e6  # burstiness from which on gaps between requests are all alike
 _MOST_SCHEDULED = 1_000_000  # requests whose times are worked out from a seed
 _AT_ONCE_S = 1.0  # in which a client that is told no rate sends all its requests
+_METRICS = {"ttft": ("ttft",), "tpot": ("tpot",), "itl": ("itl",), "e2e": ("e2el", "e2e_latency")}
+_STATISTICS = {"mean": ("mean",), "p50": ("median", "p50"), "p90": ("p90",), "p99": ("p99",)}
+# The keys of each column, in milliseconds; the first that says something counts.
+_TIMES = {
+    f"{metric}_{statistic}_s": [f"{word}_{name}_ms" for name in names for word in words]
+    for metric, names in _METRICS.items()
+    for statistic, words in _STATISTICS.items()
+}
 
 
 def _more(result: Result, row: Row) -> Row:
     """Return the load, lengths, and what is known of each request; it waited for all."""
     stated, completed = result.fields, row["completed"]
+    others = {
+        column: milliseconds * MS
+        for column, (_, *keys) in _TIMES.items()
+        for key in reversed(keys)
+        if row[column] is None and (milliseconds := getattr(stated, key)) is not None
+    }
     return {
+        **others,
         "prompt_tokens": stated.prompt_total / completed,
         "output_tokens": stated.output_total / completed,
         "engine": "sglang" if str(stated.backend).startswith("sglang") else None,
@@ -173,9 +188,6 @@ def _where_infinite(other: float | None) -> BeforeValidator:
 
 
 _Length = Annotated[int, Field(ge=0, le=10_000_000)]
-_METRICS = {"ttft": ("ttft",), "tpot": ("tpot",), "itl": ("itl",), "e2e": ("e2el", "e2e_latency")}
-_STATISTICS = {"mean": ("mean",), "p50": ("median", "p50"), "p90": ("p90",), "p99": ("p99",)}
-
 VLLM_BENCH = Format(
     name="vllm-bench",
     marks=("request_throughput mean_ttft_ms", "0.request_throughput 0.mean_ttft_ms"),
@@ -203,19 +215,13 @@ VLLM_BENCH = Format(
         "ttfts": (list[float], "ttfts"),
         "itls": (list[list[float]], "itls"),
         "start_times": (list[float], "start_times"),
-        **{
-            f"{metric}_{statistic}_s": (
-                Number,
-                *(f"{theirs}_{name}_ms" for name in called for theirs in _STATISTICS[statistic]),
-            )
-            for metric, called in _METRICS.items()
-            for statistic in _STATISTICS
-        },
+        **{column: keys[0] for column, keys in _TIMES.items()},
+        **{key: key for keys in _TIMES.values() for key in keys[1:]},
     },
     needed=(
         "completed", "duration", "request_throughput", "total_input_tokens", "total_output_tokens",
     ),
-    units=dict.fromkeys(TIMES, MS),
+    units=dict.fromkeys(_TIMES, MS),
     place="result {number:,}: ",
     more=_more,
     in_text=_printed,

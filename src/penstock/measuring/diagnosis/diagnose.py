@@ -99,8 +99,9 @@ def diagnose(
     loads = [Load(row) for row in table.iter_rows(named=True)]
     flat = set(_flat(loads))
     rows = [_diagnosed(load, number in flat) for number, load in enumerate(loads)]
-    for run, reason in refused:
-        rows.append(Diagnosed(run, "", "refused", (reason.rstrip("."),), "anything until mended"))
+    for one in refused:
+        shows = (one.reason.rstrip("."),)
+        rows.append(Diagnosed(one.run, "", "refused", shows, "anything until mended"))
     return Diagnosis(rows, names)
 
 

@@ -211,32 +211,20 @@ class MeasuredBatches:
 
 _COARSE = 0.25  # share of the mean context from which on a block blurs it
 
-_LIMITS = {
-    "seconds": (0.0, 1e6),
-    "squares": (0.0, 1e18),
-    "pairs": (0.0, 1e18),
-    "context": (0.0, 1e15),
-}
 SHORTEST_S = 1e-9
 """What a batch takes at least: below, relative errors have no meaning."""
+
+_MOST = {
+    "seconds": 1e6, "tokens": 1e9, "prefill_tokens": 1e9, "decode_tokens": 1e9, "requests": 1e9,
+    "squares": 1e18, "pairs": 1e18, "context": 1e15,
+}  # fmt: skip
+COLUMNS = tuple(_MOST)
+"""What is known of each batch."""
 
 
 def limits_of(column: str) -> tuple[float, float]:
     """Return the least and the most that a column of `COLUMNS` can be."""
-    return _LIMITS.get(column, (0.0, 1e9))
-
-
-COLUMNS = (
-    "seconds",
-    "tokens",
-    "prefill_tokens",
-    "decode_tokens",
-    "requests",
-    "squares",
-    "pairs",
-    "context",
-)
-"""What is known of each batch."""
+    return 0.0, _MOST[column]
 
 
 def joined(parts: list[MeasuredBatches]) -> MeasuredBatches:

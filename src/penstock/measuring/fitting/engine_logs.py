@@ -52,7 +52,8 @@ class Records:
                 bad += 1
                 continue
             check_possible(source, f"record {number:,}", tuple(self.names.values()), row)
-            rows.append(row)
+            if took > 0 and row[2] + row[4] > 0:
+                rows.append(row)
         table = np.array(rows, float).reshape(-1, len(self.names)).T
         columns = dict(zip(self.names, table, strict=True))
         if not self.counts_context and not columns["context"].any():
