@@ -10,7 +10,7 @@ from typer.main import get_command
 import penstock as ps
 from penstock.cli import COMMANDS, command_line
 from penstock.errors import InputError
-from penstock.show.commands import _asked, pairs
+from penstock.show.commands import _keywords, pairs
 
 ASKED = ("check", "compare_networks", "max_rate", "recommend", "simulate", "sweep", "fit", "calibrate", "read_batches")
 PROGRAMS_ALONE = {"progress", "stability", "certified", "outages", "server"}
@@ -34,7 +34,7 @@ def test_options_are_the_keywords_that_a_function_has_with_their_defaults(name: 
         for one in inspect.signature(getattr(ps, name)).parameters.values()
         if one.default is not one.empty and one.name not in PROGRAMS_ALONE
     }
-    read = {option.name: option.default for option in _asked(name)}
+    read = {option.name: option.default for option in _keywords(name)}
     assert list(read) == list(keywords)
     for keyword, default in read.items():
         assert default in (keywords[keyword], None)

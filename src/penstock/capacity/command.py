@@ -53,7 +53,7 @@ def max_rate(
     orders: str | None = None,
     seed: int | None = None,
     form: Form,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     """Find the highest rate at which each policy is stable, beside the rate above which none is;
     with targets also the highest at which they are known to be met.
@@ -70,14 +70,14 @@ def max_rate(
     orders
         Of a network: orders between stages, by commas.
     """
-    if not asked.get("targets") and asked.keys() & {"requests", "jobs"}:
+    if not options.get("targets") and options.keys() & {"requests", "jobs"}:
         raise InputError(
             "--requests and --jobs give the length of runs that judge targets, but there are none; "
             "give a --target, or leave them out"
         )
     axes = {"policies": policies, "routers": routers, "orders": orders}
-    chosen, asked = chosen_scenario(scenario, form, {**axes, "seed": seed, **asked})
-    asked = {name: value for name, value in asked.items() if name not in axes}
+    chosen, options = chosen_scenario(scenario, form, {**axes, "seed": seed, **options})
+    options = {name: value for name, value in options.items() if name not in axes}
     from penstock.capacity import max_rate as search
     from penstock.capacity.view import max_load_page, max_rate_page, within_ends
     from penstock.checking.doubt import beyond_rows
@@ -89,11 +89,11 @@ def max_rate(
     if chosen.is_network:
         from penstock.system.network import own_seed
 
-        asked.setdefault("seed", own_seed(chosen.network.workflows[0]))
+        options.setdefault("seed", own_seed(chosen.network.workflows[0]))
     else:
-        asked["seed"] = chosen.workload.seed
+        options["seed"] = chosen.workload.seed
     with simulating("Searching") as show:
-        found = ask(search.max_rate, systems, show, **asked)
+        found = ask(search.max_rate, systems, show, **options)
     notes = gathered(
         {
             name: [*within_ends(found[name]), *beyond_rows(system), *_front_notes(system)]
@@ -129,7 +129,7 @@ def _front_notes(system: "System") -> list[str]:
 
 
 @command("recommend", form="strict")
-def recommend(scenario: Path, *, seed: int | None = None, form: Form, **asked: Any) -> None:
+def recommend(scenario: Path, *, seed: int | None = None, form: Form, **options: Any) -> None:
     """Say which token budget and max batch size to use, which policy unless the scenario names an
     engine, why, and what that gains.
 
@@ -138,19 +138,19 @@ def recommend(scenario: Path, *, seed: int | None = None, form: Form, **asked: A
     policies
         Policies to try, separated by commas, from simple to subtle.
     """
-    has_length = "requests" in asked
-    choices = {"seed": seed, **asked}
-    chosen, asked = chosen_scenario(scenario, form, choices, server_alone=True)
+    has_length = "requests" in options
+    choices = {"seed": seed, **options}
+    chosen, options = chosen_scenario(scenario, form, choices, server_alone=True)
     from penstock.capacity import recommend as study
     from penstock.capacity.view import recommend_page
-    from penstock.checking.variants import chosen as chosen_values
+    from penstock.checking.variants import values_of
     from penstock.show.compiling import simulating
 
-    if "policies" in asked:
-        asked["policies"] = chosen_values("policies", asked["policies"], chosen.folder)
+    if "policies" in options:
+        options["policies"] = values_of("policies", options["policies"], chosen.folder)
     if chosen.workload.rows is not None and not has_length:
-        del asked["requests"]  # a whole trace has more than a comparison needs
+        del options["requests"]  # a whole trace has more than a comparison needs
     with simulating("Comparing") as show:
-        found = study.recommend(chosen.workload, chosen.server, **asked, progress=show)
+        found = study.recommend(chosen.workload, chosen.server, **options, progress=show)
     is_no = found.verdict != "stable" or found.recommended.missed
     form.show(recommend_page(found, chosen), found.as_dict(), is_no=is_no)

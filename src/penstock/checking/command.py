@@ -28,7 +28,7 @@ def check(
     orders: str | None = None,
     seed: int | None = None,
     form: Form,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     """Say whether a deployment is stable, what it can carry, and at what latency.
 
@@ -45,23 +45,25 @@ def check(
     orders
         Of a network: orders between stages, by commas, beside the scenario's own.
     """
-    choices = {"policy": policy, "orders": orders, "seed": seed, **asked}
-    chosen, asked = chosen_scenario(scenario, form, choices)
-    if asked.pop("orders", None) is not None:
-        _check_orders(chosen, str(orders), asked, form)
+    choices = {"policy": policy, "orders": orders, "seed": seed, **options}
+    chosen, options = chosen_scenario(scenario, form, choices)
+    if options.pop("orders", None) is not None:
+        _check_orders(chosen, str(orders), options, form)
         return
     from penstock.checking import answer
     from penstock.checking.targets import parsed_targets
     from penstock.show.compiling import simulating
     from penstock.system.kinds import asked_about
 
-    asked |= {"targets": parsed_targets(asked.get("targets", ())), "until": chosen.until}
+    options |= {"targets": parsed_targets(options.get("targets", ())), "until": chosen.until}
     if chosen.is_network:
-        asked["outages"] = chosen.outages
+        options["outages"] = chosen.outages
     name = chosen.name if chosen.is_network else chosen.server.policy.name
     with simulating(f"Simulating {name}") as show:
         begin = partial(_begin, form, chosen)
-        result = answer.check(*asked_about(chosen.system), **asked, progress=show, certified=begin)
+        result = answer.check(
+            *asked_about(chosen.system), **options, progress=show, certified=begin
+        )
     if chosen.is_network:
         _draw_network(form, result)
     else:
@@ -71,18 +73,18 @@ def check(
     form.show(result.page(chosen), document, is_no=result.verdict != "stable" or result.missed)
 
 
-def _check_orders(chosen: "Scenario", orders: str, asked: dict[str, Any], form: Form) -> None:
+def _check_orders(chosen: "Scenario", orders: str, options: dict[str, Any], form: Form) -> None:
     """Put a network's own order and others side by side."""
     from penstock.checking.variants import own_order, variants
 
     for name, option in {"targets": "--target", "precision": "--precision"}.items():
-        if name in asked:
+        if name in options:
             raise InputError(
                 f"{option} judges one network, and --orders compares several; leave out one of them"
             )
     others = variants(chosen.system, {"orders": orders}, chosen.folder)
     own = {own_order(chosen.network): chosen.system}
-    _compare(chosen, own | others | own, "Order", asked, form)
+    _compare(chosen, own | others | own, "Order", options, form)
 
 
 def _begin(form: Form, scenario: "Scenario", certificate: "Certificate | None") -> None:
@@ -107,7 +109,7 @@ def compare(
     orders: str | None = None,
     seed: int | None = None,
     form: Form,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     """Put policies side by side on the same requests; of a network routers, policies and orders,
     with how sure each difference to the first one is.
@@ -125,9 +127,9 @@ def compare(
         Of a network: a limit of goodput such as ttft_p99<2s.
     """
     axes = {"policies": policies, "routers": routers, "orders": orders}
-    choices = {**axes, "seed": seed, **asked}
-    chosen, asked = chosen_scenario(scenario, form, choices, of_network=("targets",))
-    asked = {name: value for name, value in asked.items() if name not in axes}
+    choices = {**axes, "seed": seed, **options}
+    chosen, options = chosen_scenario(scenario, form, choices, of_network=("targets",))
+    options = {name: value for name, value in options.items() if name not in axes}
     from penstock.checking.variants import variants, varied
     from penstock.system.policies import beside
 
@@ -136,8 +138,8 @@ def compare(
         # the scenario's own policy comes first, so that the others are compared with it
         fields = axes | ({"policies": beside(own)} if policies is None else {})
         servers = variants(chosen.system, fields, chosen.folder)
-        asked["optional"] = () if policies else servers.keys() - {own.name}
-        _compare(chosen, servers, "Policy", asked, form)
+        options["optional"] = () if policies else servers.keys() - {own.name}
+        _compare(chosen, servers, "Policy", options, form)
         return
     if all(names is None for names in axes.values()):
         several = any(pool.replicas > 1 for pool in chosen.network.pools.values())
@@ -147,14 +149,14 @@ def compare(
             f"orders side by side; name some, as {such}"
         )
     networks = variants(chosen.system, axes, chosen.folder)
-    _compare(chosen, networks, varied(axes), asked, form)
+    _compare(chosen, networks, varied(axes), options, form)
 
 
 def _compare(
     chosen: "Scenario",
     systems: "Mapping[str, System]",
     what: str,
-    asked: dict[str, Any],
+    options: dict[str, Any],
     form: Form,
 ) -> None:
     """Put systems side by side, and say what they differ by; the rest is asked of all."""
@@ -167,7 +169,7 @@ def _compare(
             "passed over; leave them out"
         )
     with simulating() as show:
-        result = comparison.compare(systems, **asked, until=chosen.until, progress=show)
+        result = comparison.compare(systems, **options, until=chosen.until, progress=show)
     document = result.as_dict()
     if isinstance(result, comparison.ServerComparison):
         document["measured"] = measured(chosen)
@@ -188,7 +190,7 @@ def simulate(
     policy: str | None = None,
     seed: int | None = None,
     form: Form,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     """Say what happened in one finite run, whatever the theory says.
 
@@ -197,7 +199,7 @@ def simulate(
     requests
         Arrivals to simulate.
     """
-    choices = {"policy": policy, "seed": seed, **asked}
+    choices = {"policy": policy, "seed": seed, **options}
     chosen, _ = chosen_scenario(scenario, form, choices, server_alone=True)
     from penstock.checking import answer, check_server, json_documents
     from penstock.checking.doubt import known_within

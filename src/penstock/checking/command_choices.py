@@ -32,31 +32,31 @@ def chosen_scenario(
     from penstock.system.policies import resolve
 
     form.check(files_of(path))
-    asked = {name: value for name, value in choices.items() if value is not None}
+    options = {name: value for name, value in choices.items() if value is not None}
     document = read_document(path)
     is_network = describes_network(document)
     if not server_alone:
-        _refuse(path, asked, is_network, (*_OF_NETWORK, *of_network))
+        _refuse(path, options, is_network, (*_OF_NETWORK, *of_network))
     scenario = build(document, path.parent, path.name)
     if not is_network or server_alone:  # then a network is refused
         workload, server = scenario.workload, scenario.server
-        if "policy" in asked:
-            server = server.with_policy(resolve(asked.pop("policy"), folder=scenario.folder))
-        if "seed" in asked:
-            workload = workload.with_seed(asked.pop("seed"))
+        if "policy" in options:
+            server = server.with_policy(resolve(options.pop("policy"), folder=scenario.folder))
+        if "seed" in options:
+            workload = workload.with_seed(options.pop("seed"))
         scenario = dataclasses.replace(scenario, system=(workload, server))
     unit = "jobs" if is_network else "requests"
-    if unit in asked:
-        scenario = dataclasses.replace(scenario, arrivals=asked[unit], until=None)
-    return scenario, asked | {unit: scenario.arrivals}
+    if unit in options:
+        scenario = dataclasses.replace(scenario, arrivals=options[unit], until=None)
+    return scenario, options | {unit: scenario.arrivals}
 
 
 def _refuse(
-    path: Path, asked: dict[str, Any], is_network: bool, of_network: tuple[str, ...]
+    path: Path, options: dict[str, Any], is_network: bool, of_network: tuple[str, ...]
 ) -> None:
     """Refuse what only the other kind of system is asked."""
     for name in _OF_SERVER if is_network else of_network:
-        if name in asked:
+        if name in options:
             what = "a network" if is_network else "one server"
             remedy = f"give {_INSTEAD[name]}" if name in _INSTEAD else "leave it out"
             option = "target" if name == "targets" else name

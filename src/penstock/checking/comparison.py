@@ -176,23 +176,23 @@ class NetworkComparison(Shown):
 
 
 def compare(
-    systems: "Mapping[str, System]", *, optional: Collection[str] = (), **asked: Any
+    systems: "Mapping[str, System]", *, optional: Collection[str] = (), **options: Any
 ) -> ServerComparison | NetworkComparison:
-    """Put servers or networks side by side, each asked what `check` or `compare_networks` takes.
+    """Put servers or networks side by side, with options of `check` or `compare_networks`.
 
     Servers that are ``optional`` are left out where they cannot serve the workload.
     """
     networks = {name: one for name, one in systems.items() if isinstance(one, Network)}
     if networks:
-        return compare_networks(networks, **asked)
-    progress = asked.pop("progress", None)
+        return compare_networks(networks, **options)
+    progress = options.pop("progress", None)
     servers = {name: one for name, one in systems.items() if isinstance(one, tuple)}
     answers: dict[str, Answer] = {}
     left_out = {}
     for (name, (workload, server)), part in in_parts(progress, servers.items()):
         refuse_no_rate(workload)
         try:
-            answers[name] = check(workload, server, **asked, progress=part)
+            answers[name] = check(workload, server, **options, progress=part)
         except InputError as error:
             if name not in optional:
                 raise

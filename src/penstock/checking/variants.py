@@ -121,7 +121,9 @@ def variants(system: "System", choices: Choices, folder: Path | None = None) -> 
     of the first engine beside them, else the server's.
     """
     axes = {
-        field: chosen(field, names, folder) for field, names in choices.items() if names is not None
+        field: values_of(field, names, folder)
+        for field, names in choices.items()
+        if names is not None
     }
     if isinstance(system, tuple):
         workload, server = system
@@ -159,7 +161,7 @@ def ask(
     }
 
 
-def chosen(
+def values_of(
     field: str, choices: Sequence[str | Scheduler] | str, folder: Path | None = None
 ) -> list[Any]:
     """Return what is chosen for a field, if tables can tell it apart."""

@@ -31,7 +31,7 @@ def serve(
     engine: str | None = None,
     model: str | None = None,
     targets: list[str] | None = None,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     """Show a scenario in a browser, with sliders; and engines that run, with --watch.
 
@@ -69,7 +69,7 @@ def serve(
     from penstock.serving.controls import Controls
     from penstock.show.compiling import announce_compilation
 
-    given = {"gpus": gpus, "tp": tp, "engine": engine, **asked}
+    given = {"gpus": gpus, "tp": tp, "engine": engine, **options}
     if model is None:
         refuse_beside(given, scenario)
         controls = Controls(scenario, targets=targets)

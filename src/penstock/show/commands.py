@@ -81,7 +81,8 @@ class Option(NamedTuple):
             return inspect.Parameter(self.name, _KEYWORD, annotation=self.kind)
         text = re.sub("``(.+?)``", lambda name: flags.get(name[1], name[1]), self.help)
         if bool in (self.kind, *get_args(self.kind)) and text.startswith("Whether to "):
-            text = text.removeprefix("Whether to ").capitalize()
+            text = text.removeprefix("Whether to ")
+            text = text[0].upper() + text[1:]
         if self.is_list and not self.is_argument:
             first, default, last = text.partition(" Default: ")
             text = f"{first.removesuffix('.')}; repeatable.{default}{last}"
@@ -104,36 +105,38 @@ def command(
 
     def with_options(function: Callable[..., None]) -> Callable[..., None]:
         docstring = inspect.getdoc(function) or ""
-        described = _described(docstring, whole=True)
-        wanted = f"as_json why everything {form}".split()
-        asked = {one.name: one for question in reversed(asks) for one in _asked(question)}
+        texts = _texts(docstring, whole=True)
+        of_form = f"as_json why everything {form}".split()
+        keywords = {one.name: one for question in reversed(asks) for one in _keywords(question)}
         own: dict[str, Option] = {}
         declared: dict[str, Option] = {}
-        formal: dict[str, Option] = {}
+        form_options: dict[str, Option] = {}
         for one in inspect.signature(function).parameters.values():
             if one.name == "form":
-                formal = {name: _option(its) for name, its in _FORM.items() if name in wanted}
+                form_options = {
+                    name: _option(its) for name, its in _FORM.items() if name in of_form
+                }
             if one.name == "form" or one.kind is one.VAR_KEYWORD:  # the place of what is asked
-                declared |= {n: o for n, o in asked.items() if _is_taken(n, only, but)}
+                declared |= {n: o for n, o in keywords.items() if _is_taken(n, only, but)}
             else:
                 own[one.name] = declared[one.name] = _option(one)
         options = {
-            name: _with_help(option, described, asked, "scenario" in own)
-            for name, option in (declared | own | formal).items()
+            name: _with_help(option, texts, keywords, "scenario" in own)
+            for name, option in (declared | own | form_options).items()
         }
         flags = {name: option.flag for name, option in options.items()}
 
         @functools.wraps(function)
-        def run(**typed: Any) -> None:
+        def run(**values: Any) -> None:
             # what is not typed is left to the function that is asked, which has a default
-            given = {
+            arguments = {
                 name: value
-                for name, value in typed.items()
-                if name not in formal and (name in own or value is not None)
+                for name, value in values.items()
+                if name not in form_options and (name in own or value is not None)
             }
-            if formal:
-                given["form"] = Form(**{name: typed[name] for name in formal})
-            function(**given)
+            if form_options:
+                arguments["form"] = Form(**{name: values[name] for name in form_options})
+            function(**arguments)
 
         parameters = [option.parameter(flags) for option in options.values()]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -173,10 +176,10 @@ def pairs(option: str, texts: list[str] | None, example: str) -> dict[str, str]:
 
 
 @functools.cache
-def _asked(question: str) -> tuple[Option, ...]:
+def _keywords(question: str) -> tuple[Option, ...]:
     """Return the keywords of a function that can be typed, as its source declares them."""
-    function = _written(question)
-    described = _described(ast.get_docstring(function) or "", whole=False)
+    function = _source(question)
+    texts = _texts(ast.get_docstring(function) or "", whole=False)
     arguments = function.args
     optional = arguments.args[len(arguments.args) - len(arguments.defaults) :]
     defaults = [*zip(optional, arguments.defaults, strict=True)]
@@ -187,9 +190,9 @@ def _asked(question: str) -> tuple[Option, ...]:
         annotation = ast.unparse(argument.annotation)  # type: ignore[arg-type]
         if _NEVER_TYPED.search(annotation):
             continue
-        called, text = described.get(argument.arg, ("", ""))
+        called, text = texts.get(argument.arg, ("", ""))
         if elsewhere := re.match(r"As in `(?:penstock\.)?(\w+)`", text):
-            there = next(one for one in _asked(elsewhere[1]) if one.name == argument.arg)
+            there = next(one for one in _keywords(elsewhere[1]) if one.name == argument.arg)
             called, text = there.called, there.help
         if annotation.startswith("Mapping"):
             called = "NAME=VALUE"
@@ -203,7 +206,7 @@ def _asked(question: str) -> tuple[Option, ...]:
     return tuple(options)
 
 
-def _written(question: str) -> ast.FunctionDef:
+def _source(question: str) -> ast.FunctionDef:
     """Return a function as it stands in its module, the last after overloads."""
     module, _, name = question.rpartition(":")
     if not module:
@@ -230,31 +233,31 @@ def _kind(annotation: str) -> Any:
     return kind | None if "None" in annotation else kind
 
 
-def _described(docstring: str, *, whole: bool) -> dict[str, tuple[str, str]]:
+def _texts(docstring: str, *, whole: bool) -> dict[str, tuple[str, str]]:
     """Return how each parameter is called on the command line, and what is said of it: the whole,
     or its first sentence.
     """
     section = _PARAMETERS.search(docstring)
-    described = {}
+    texts = {}
     for head, body in _ENTRY.findall(f"{section[1]}\n") if section else []:
         names, _, called = head.partition(" : ")
         text = " ".join(body.split())
         first = None if whole else _HELP.match(text)
         for name in names.split(", "):
-            described[name] = (called, first[0] if first else text)
-    return described
+            texts[name] = (called, first[0] if first else text)
+    return texts
 
 
 def _with_help(
     option: Option,
-    described: Mapping[str, tuple[str, str]],
-    asked: Mapping[str, Option],
+    texts: Mapping[str, tuple[str, str]],
+    keywords: Mapping[str, Option],
     of_scenario: bool,
 ) -> Option:
     """Return an option as its command describes it, else as the function does that is asked."""
-    called, text = described.get(option.name, ("", ""))
+    called, text = texts.get(option.name, ("", ""))
     many = _OF_MANY.get(option.name, ("", ""))
-    there = asked.get(option.name, option)
+    there = keywords.get(option.name, option)
     called = called or there.called or many[0]
     text = text or (many[1] if of_scenario else "") or there.help or many[1]
     if of_scenario and option.name in ("requests", "jobs") and option.default is None:

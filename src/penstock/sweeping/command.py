@@ -20,7 +20,7 @@ def sweep(
     form: Form,
     seed: int | None = None,
     sort: str | None = None,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     """Run a scenario with every combination of some of its fields, or a random sample, and tabulate
     what happens.
@@ -54,8 +54,8 @@ def sweep(
     values = [value for text in (varied or {}).values() for value in text.split(",")]
     form.check(files_of(scenario, *values), {"--out": out, "the journal of --out": journal})
     checked_order(sort)
-    of_run = {name: asked.pop(name) for name in ("jobs", "backend", "fresh")}
-    chosen = set_up(scenario, varied, seed=seed, **asked)
+    of_run = {name: options.pop(name) for name in ("jobs", "backend", "fresh")}
+    chosen = set_up(scenario, varied, seed=seed, **options)
     with progress.count("Sweeping", "point") as show:
         table = run_sweep(chosen, out=out, progress=show, **of_run)
     _refuse_if_all_bad(table, out, journal)

@@ -28,7 +28,7 @@ def calibrate(
     output: Path | None = None,
     description: str = "",
     max_gib: float | None = None,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     """Calibrate a server on a few rows of its benchmarks, predict all of them, and say how far off
     that is.
@@ -72,7 +72,7 @@ def calibrate(
             hardware=_hardware(model, gpu, tp, precision, kv_precision),
             parameters=_names(parameters),
             policy_params=_settings(policy_params),
-            **asked,
+            **options,
             progress=show,
         )
     names = in_short(results)

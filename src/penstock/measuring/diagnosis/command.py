@@ -9,7 +9,7 @@ from penstock.show.options import Form
 
 
 @command("read_benchmarks", form="report strict")
-def diagnose(results: list[Path], *, form: Form, **asked: Any) -> None:
+def diagnose(results: list[Path], *, form: Form, **options: Any) -> None:
     """Say what benchmark results are worth: steady or filling, held back by the client, too short;
     what each load shows, and what it does not.
 
@@ -24,5 +24,5 @@ def diagnose(results: list[Path], *, form: Form, **asked: Any) -> None:
     form.check(results)
     from penstock.measuring.diagnosis.diagnose import diagnose as diagnosed
 
-    answer = diagnosed(results, **asked, names=in_short(results))
+    answer = diagnosed(results, **options, names=in_short(results))
     form.show(answer.page(), answer.as_dict(), is_no=not answer.worth)

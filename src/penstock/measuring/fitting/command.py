@@ -19,7 +19,7 @@ def fit(
     output: Path | None = None,
     description: str = "",
     max_gib: float | None = None,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     """Fit a batch-time model to measured batches: parameters with intervals, errors, which model
     predicts best.
@@ -51,7 +51,7 @@ def fit(
     if max_tokens is not None:
         batches = batches.up_to(max_tokens)
     with progress.bar(f"Fitting {len(batches):,} batches"):
-        found = fit_batches(batches, **asked)
+        found = fit_batches(batches, **options)
     if output is not None:
         from penstock.system.batch_time_file import write_batch_time
 
