@@ -13,7 +13,7 @@ import penstock as ps
 from paper.item import Item
 from paper.looks import SHAPES
 from paper.staircase import STAIRS
-from penstock.show import charts
+from penstock.show.plot import COLOURS
 
 SERVER = ps.Server(STAIRS, 1024, max_batch_size=100, scope="batch", convention="paper")
 POLICIES = {
@@ -101,7 +101,7 @@ x = alt.X("point:N", sort=list(POINTS), title="Point of the boundary", axis=alt.
 offset = alt.XOffset("policy:N", sort=names)
 colour, shape = (
     kind("policy:N", sort=names, scale=alt.Scale(domain=names, range=looks[: len(names)]), legend=legend)
-    for kind, looks in ((alt.Color, charts.COLOURS), (alt.Shape, SHAPES))
+    for kind, looks in ((alt.Color, COLOURS), (alt.Shape, SHAPES))
 )
 rule = alt.Chart(pl.DataFrame({"y": [1.0]})).mark_rule(strokeDash=[4, 3]).encode(y="y:Q")
 panels = []
@@ -116,7 +116,7 @@ for kind in LENGTHS:
     panels.append(alt.layer(rule, bars, dots).properties(width=66 * len(POINTS), height=300))
 text = "Share of the region's boundary that each policy carries, by point of the boundary, beside what is known."
 item.show(
-    rows, {text: charts.on_grid(alt.hconcat(*panels))},
+    rows, {text: alt.hconcat(*panels)},
     "A bar goes from the largest share of the boundary that was found stable to the least above it that was not. A "
     "white mark is the known share, from an independent program. Beyond 1 no policy is stable.",
 )  # fmt: skip

@@ -6,14 +6,13 @@ the two rates here order the budgets differently.
 
 import dataclasses
 
-import altair as alt
 import polars as pl
 
 import penstock as ps
 from paper.item import Item
 from paper.staircase import STAIRS
-from penstock.checking.charts import latency_panels
-from penstock.show.charts import on_grid
+from penstock.checking.figures import cdf
+from penstock.show.charts import whole
 
 TRACE = "azure-llm-2023-conv"
 SERVER = ps.Server(STAIRS, 512, policy="sarathi")
@@ -55,12 +54,16 @@ for rate in RATES:
             ttft[budget].append(latency[0]["p50"])
             e2e[budget].append(latency[1]["p50"])
         if seed == SEEDS[0]:
-            cdf_ttft, _, cdf_e2e = latency_panels({f"{b:,}": run for b, run in runs.items()}, legend="Token budget")
             text = f"Shares of requests with at most so much E2E and TTFT at {rate:g} requests/s, by budget."
-            charts[text] = on_grid(alt.hconcat(
-                cdf_e2e.properties(title=f"End to end, {rate:g} requests/s"),
-                cdf_ttft.properties(title=f"Time to first token, {rate:g} requests/s"),
-            ))  # fmt: skip
+            charts[text] = whole(
+                cdf(
+                    f"{title}, {rate:g} requests/s",
+                    {f"{b:,}": (getattr(run, of), run.tick_s) for b, run in runs.items()},
+                    [f"{b:,}" for b in runs],
+                    "Token budget",
+                )
+                for of, title in (("e2e", "End to end"), ("ttft", "Time to first token"))
+            )
 
     # 2. An order of medians is that of the paper if it is with every seed.
     at = f"{rate:g} requests/s"

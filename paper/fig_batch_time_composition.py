@@ -16,7 +16,6 @@ from paper.item import Item
 from paper.layer_times import read_llmservingsim, read_vidur
 from paper.looks import STROKES, channels
 from paper.staircase import STAIRS
-from penstock.show.charts import on_grid
 
 LENGTHS, ALIKE = "traces/sharegpt_8k_lengths.csv.gz", "azure-conv"  # in the data; what stands for it
 LONGEST_PROMPT, LONGEST = 1024, 2048  # as vLLM's and SGLang's ShareGPT benchmark cuts them
@@ -142,7 +141,7 @@ drawn = alt.layer(rule, lines.encode(x=x, y=y, **channels("model", names, "Model
 worst, at = max(variation, key=variation.get)
 text = "Coefficient of variation of the batch time by token load, a line per model."
 item.show(
-    table, {text: on_grid(drawn.properties(width=420, height=300))},
+    table, {text: drawn.properties(width=420, height=300)},
     "All batches at one token load have the same number of tokens, in other mixes of prefill and decode. CV: standard "
     f"deviation over mean. Black line: {most:.1%}, the most that counts as relatively constant. The paper speaks of "
     f"the full token load only. Over all loads, the batch time of {worst.model} on {worst.card} varies most: "

@@ -15,7 +15,6 @@ from paper.looks import SHAPES, STROKES, channels
 from penstock.measuring.fitting.batches import MeasuredBatches
 from penstock.measuring.fitting.fit import fit
 from penstock.measuring.fitting.relative_errors import r2
-from penstock.show.charts import on_grid
 
 LARGEST = 512  # tokens
 B0 = 128
@@ -128,7 +127,7 @@ if rows:
     panels = (panel(here, degrees, slowest) for here in table.partition_by("model", maintain_order=True))
     text = "Batch time by token load with the fitted staircases, by tensor-parallel degree, a panel per model."
     item.show(
-        table, {text: on_grid(alt.hconcat(*panels).resolve_scale(y="shared"))},
+        table, {text: alt.hconcat(*panels).resolve_scale(y="shared")},
         "Points: measured batch times. Coloured lines: the staircase fitted to these points. Thin black lines: the "
         "published staircase.",
     )  # fmt: skip

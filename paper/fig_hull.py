@@ -13,8 +13,7 @@ import polars as pl
 import penstock as ps
 from paper.item import Item
 from paper.staircase import STAIRS
-from penstock.show import charts
-from penstock.show.charts import on_grid
+from penstock.show.plot import COLOURS
 
 SERVER = ps.Server(STAIRS, 1024, max_batch_size=100, scope="batch", convention="paper")
 PROMPT = 290
@@ -85,12 +84,12 @@ axes = {
 corners = pl.DataFrame(region.vertices, ["prefill", "decode"])
 outline = pl.concat([corners, corners.head(1)]).with_row_index("order")
 area = alt.Chart(outline).mark_line(
-    filled=True, fill=charts.FILL, fillOpacity=0.15, stroke=charts.FILL, strokeWidth=2
+    filled=True, fill=COLOURS[0], fillOpacity=0.15, stroke=COLOURS[0], strokeWidth=2
 ).encode(order="order:Q", **axes)  # fmt: skip
 named = pl.DataFrame([(name, *at) for name, at in vertices.items()], ["vertex", "prefill", "decode"], orient="row")
-points = alt.Chart(named).mark_point(filled=True, size=70, color=charts.OUTLINE, opacity=1).encode(**axes)
+points = alt.Chart(named).mark_point(filled=True, size=70, color=COLOURS[1], opacity=1).encode(**axes)
 words = alt.Chart(named).mark_text(dx=14, dy=-8, fontSize=14, fontWeight="bold").encode(text="vertex:N", **axes)
-drawing = on_grid(alt.LayerChart(layer=[area, points, words]).properties(width=430, height=360))
+drawing = alt.LayerChart(layer=[area, points, words]).properties(width=430, height=360)
 text = "Stability region: prefill tokens per second against decode tokens per second, with the vertices A, B, C and D."
 rows = [
     *(("paper", name, *at) for name, at in vertices.items()),

@@ -11,7 +11,8 @@ import polars as pl
 import penstock as ps
 from paper.item import Item
 from paper.staircase import STAIRS
-from penstock.checking.charts import tokens_over_time
+from penstock.checking.figures import token_figure
+from penstock.show.charts import whole
 
 RATE = 14.0
 WORKLOAD = ps.Workload.poisson(RATE, prompt=129, output=112)
@@ -84,9 +85,10 @@ rows = [
     for budget, of in answers.items()
     for name, answer in of.items()
 ]
+drawn = token_figure({name: answer.run for name, answer in answers[BUDGET].items()})
 text = f"Uncompleted tokens in the system over time at {RATE:g} requests/s, a line per policy."
 item.show(
-    pl.DataFrame(rows), {text: tokens_over_time({name: answer.run for name, answer in answers[BUDGET].items()})},
+    pl.DataFrame(rows), {text: whole(drawn.charts.values())},
     "A verdict is that of a theorem, or else of a sequential test that starts from large backlogs and is wrong with "
     "probability 1% at most. The slopes drawn decide nothing. A small backlog lies near zero on the left; the log "
     "scale on the right tells it from others.",

@@ -6,7 +6,6 @@ import penstock as ps
 from paper.item import Item
 from paper.looks import lines_over_time
 from paper.staircase import STAIRS
-from penstock.show.charts import on_grid
 
 BUDGET = 1024
 SERVER = ps.Server(STAIRS, BUDGET, convention="paper")
@@ -49,7 +48,7 @@ for rate, arrivals in CASES:
             pattern = "the trace's own arrivals" if arrivals == "scaled" else f"{arrivals.capitalize()} arrivals"
             title = f"{rate:g} requests/s, {pattern}"
             chart = lines_over_time(runs, "requests", measure="Requests in the system", title=title, legend="Policy")
-            charts[f"Requests in the system over time at {title}, a line per policy."] = on_grid(chart)
+            charts[f"Requests in the system over time at {title}, a line per policy."] = chart
 columns = ["rate", "arrivals", "seed", "policy", "mean_requests_in_system", "mean_e2e_s", "last_leaves_s"]
 table = pl.DataFrame(rows, columns, orient="row")
 

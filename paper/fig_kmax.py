@@ -13,7 +13,6 @@ import penstock as ps
 from paper.item import Item
 from paper.looks import lines_over_time
 from paper.staircase import STAIRS
-from penstock.show.charts import on_grid
 
 BUDGET, LARGER = 128, 1024
 SERVER = ps.Server(STAIRS, BUDGET, max_batch_size=100, scope="batch", convention="paper")
@@ -119,7 +118,7 @@ for title, legend, lines in halves:
         lines_over_time(drawn, "unprocessed_tokens", title=title, **look),
         lines_over_time(drawn, "unprocessed_tokens", title="The same on a log scale", log=True, **look),
     ]
-    charts[f"Unprocessed tokens over time, to scale and on a log scale. {title}."] = on_grid(alt.hconcat(*panels))
+    charts[f"Unprocessed tokens over time, to scale and on a log scale. {title}."] = alt.hconcat(*panels)
 item.show(
     table, charts,
     "The load is exactly what can be carried. Any randomness would let every backlog wander without bound, so that no "

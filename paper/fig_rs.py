@@ -13,7 +13,6 @@ import penstock as ps
 from paper.crossed_servers import FIRST, LENGTHS, PUBLISHED, RANKING, REVERSED, SERVER, SLOT, claim_verdict, crossed
 from paper.item import Item
 from paper.looks import channels
-from penstock.show.charts import on_grid
 from penstock.theory.network.fluid import network_path
 
 LOAD = 0.9
@@ -110,6 +109,6 @@ for name, *_ in CASES:
     drawn.append(alt.hconcat(*panels, title=alt.TitleParams(f"Priorities {name}", anchor="start")))
 text = "Requests and tokens over time under the published priorities and under the reversed ones, by kind of lengths."
 item.show(
-    rows.select("order", "lengths", "time_s", "requests", "tokens"), {text: on_grid(alt.vconcat(*drawn))},
+    rows.select("order", "lengths", "time_s", "requests", "tokens"), {text: alt.vconcat(*drawn)},
     f"{SLOT} Tokens: all that the tasks in the network still need, their later stages included.",
 )  # fmt: skip

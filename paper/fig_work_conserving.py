@@ -6,8 +6,8 @@ import polars as pl
 import penstock as ps
 from paper.item import Item
 from paper.waiting import waiting
-from penstock.checking.charts import gantt
-from penstock.show import charts
+from penstock.checking.figures import gantt
+from penstock.show.plot import COLOURS
 
 SERVER = ps.Server(ps.PiecewiseConstant(c=1.0, a=0.0, b0=8), 8, convention="paper")  # a batch takes a second
 REQUESTS = ps.Workload.from_arrays([0, 0, 1], [4, 3, 6], [3, 3, 2])  # at s, prompt and output tokens
@@ -28,11 +28,11 @@ def drawing(run, table, name):
         middle_s=(pl.col("start_s") + pl.col("end_s")) / 2,
         words=pl.when("short").then(pl.format("{}: {}/{}", number, load, "could")).otherwise(number),
     )
-    short = alt.Chart(drawn.filter("short")).mark_rect(color=charts.COLOURS[1], opacity=0.3)
+    short = alt.Chart(drawn.filter("short")).mark_rect(color=COLOURS[1], opacity=0.3)
     over = alt.Chart(drawn).mark_text(baseline="bottom", dy=-4, fontSize=11)
     layers = [
         short.encode(x="start_s:Q", x2="end_s:Q"),
-        *gantt(run).layer,
+        *alt.LayerChart.from_dict(gantt(run)).layer,
         over.encode(x="middle_s:Q", y=alt.value(0), text="words:N"),
     ]
     title = alt.TitleParams(name, anchor="start", offset=14)
@@ -60,7 +60,7 @@ item.note("The paper draws its example without numbers: 3 requests and a token b
 text = f"Batches of {', '.join(SHORT)} over time, each request's tokens by phase; short batches shaded."
 item.show(
     pl.concat(tables).drop("could", "resumes"),
-    {text: charts.on_grid(alt.vconcat(*panels).resolve_scale(x="shared"))},
+    {text: alt.vconcat(*panels).resolve_scale(x="shared")},
     "Above each batch its number. Shaded: a batch with fewer tokens than the budget although as many waited. There, "
     "2: 6/8 says that batch 2 has 6 of the 8 tokens that it could have.",
 )

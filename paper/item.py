@@ -132,7 +132,7 @@ class Item:
         cells = [tuple(map(cell, row)) for row in self.rows.head(MOST_ROWS).iter_rows()]
         more = f"The first {MOST_ROWS} rows; all {self.rows.height:,} are in {self.name}.csv."
         rows = Table([n.replace("_", " ") for n in self.rows.columns], cells, more * (self.rows.height > MOST_ROWS))
-        figure = Figure(self.title, self.charts, [rows], self.caption, wide=True)
+        figure = Figure(self.name, self.title, self.charts, [rows], self.caption, wide=True)
         return [
             Section(title, tables=[Table(columns, claims, prose=True), *why]),
             Section("", tables=self.tables, figures=lambda: [figure], notes=self.notes),

@@ -38,7 +38,7 @@ def write_claims(claims, file):
 
 def drawn(chart) -> str:
     """Return a figure with room at its sides."""
-    svg = vl_convert.vegalite_to_svg(chart.to_dict())
+    svg = vl_convert.vegalite_to_svg(charts.specification(chart))
     width, height = (float(number) for number in SIZE.search(svg).groups())
     wide = width + 2 * MARGIN
     size = f'width="{wide:g}" height="{height:g}" viewBox="{-MARGIN} 0 {wide:g} {height:g}"'

@@ -10,7 +10,7 @@ import polars as pl
 
 import penstock as ps
 from paper.item import Item
-from penstock.show import charts
+from paper.looks import drawn_with
 
 BATCH_S = (0.1, 0.1, 1.0)  # seconds of a batch of q_1, then of each server of the fork
 BUDGET = 2  # such that a batch carries a request's tokens, and a load is the rate times the seconds of a batch
@@ -113,11 +113,11 @@ drawing = (
     .encode(
         x=alt.X("time_s:Q", title="Time (s)", axis=alt.Axis(tickCount=8), scale=alt.Scale(zero=False, nice=False)),
         y=alt.Y("branches:Q", title="Branches that wait at the join"),
-        **charts.line_channels("line", list(lines.values()), alt.Legend(title=None)),
+        **drawn_with("line", list(lines.values()), alt.Legend(title=None)),
     )
     .properties(width=620, height=280)
 )
 item.show(
-    rows, {"Join buffers over time, with the bound of the lemma and the corrected one.": charts.on_grid(drawing)},
+    rows, {"Join buffers over time, with the bound of the lemma and the corrected one.": drawing},
     f"{SHOWN_S} s about the largest of {time_s[-1]:,.0f} s: the join buffer, the lemma's bound, and the corrected one.",
 )  # fmt: skip

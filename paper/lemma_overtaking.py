@@ -21,8 +21,7 @@ from paper.overtaking import (
     serve,
     serve_far_ahead,
 )
-from penstock.show import charts
-from penstock.show.charts import on_grid
+from penstock.show.plot import COLOURS
 
 REQUESTS, PROMPT, OUTPUT, BUDGET = 1000, 2, 3, 8  # of a burst whose newest prompts go first
 SLACK = 101  # K of another burst; odd
@@ -104,7 +103,7 @@ def panel(burst, large=()):
     }
     phases = ["prefill", "departure"]
     looks = where | {
-        "color": alt.Color("done:N", scale=alt.Scale(domain=phases, range=charts.COLOURS[:2]), title="Done"),
+        "color": alt.Color("done:N", scale=alt.Scale(domain=phases, range=COLOURS[:2]), title="Done"),
         "shape": alt.Shape("done:N", scale=alt.Scale(domain=phases, range=["circle", "triangle-up"]), title="Done"),
     }
     some = burst.filter(pl.col("request") % max(burst.height // 400, 1) == 0)
@@ -118,7 +117,7 @@ def panel(burst, large=()):
 
 overtaker = 2 * SLACK - 1
 first, second = through("Newest prompt first", newest), through(f"Departures, K = {SLACK}", ahead)
-drawing = on_grid(alt.hconcat(panel(first), panel(second, ((0, 40), (overtaker, -20)))))
+drawing = alt.hconcat(panel(first), panel(second, ((0, 40), (overtaker, -20))))
 text = "When each prompt was done and each request left, by order of arrival, in the two bursts."
 item.show(
     pl.concat([first, second]).select("burst", "request", "done", "at_batch"), {text: drawing},

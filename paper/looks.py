@@ -3,7 +3,7 @@
 import altair as alt
 import polars as pl
 
-from penstock.show import charts
+from penstock.show.plot import By
 
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right"]
 STROKES = {"symbolType": "stroke", "labelLimit": 260, "columns": 1}  # a legend of lines whose names may be long
@@ -13,7 +13,17 @@ MARKS = 10  # of each line, where no other line has its own
 
 def channels(field, names, title, **legend):
     """Colour and dash by a field, one legend for both."""
-    return charts.line_channels(field, names, alt.Legend(title=title, symbolStrokeWidth=2.5, symbolSize=300, **legend))
+    return drawn_with(field, names, alt.Legend(title=title, symbolStrokeWidth=2.5, symbolSize=300, **legend))
+
+
+def drawn_with(field, names, legend):
+    """Return the colours and dashes that Penstock's own lines have."""
+    looks = By(field, names).channels()
+    colours, dashes = (alt.Scale(**looks[channel]["scale"]) for channel in ("color", "strokeDash"))
+    return {
+        "color": alt.Color(f"{field}:N", scale=colours, legend=legend),
+        "strokeDash": alt.StrokeDash(f"{field}:N", scale=dashes, legend=legend),
+    }
 
 
 def lines_over_time(runs, column, *, measure, title, legend, log=False):
@@ -31,7 +41,7 @@ def lines_over_time(runs, column, *, measure, title, legend, log=False):
         period = (pl.col("time_s") * MARKS / until - (index + 0.5) / len(names)).floor()
         lines.append(drawn.with_columns(marked=(period > period.shift(1)).fill_null(value=False)))
     key = alt.Legend(title=legend, symbolSize=90, symbolStrokeWidth=0)
-    look = charts.line_channels("line", names, key)
+    look = drawn_with("line", names, key)
     # with a tick on top, titles of panels side by side are level
     scale = alt.Scale(type="log") if log else alt.Scale(nice=6)
     base = alt.Chart(pl.concat(lines)).encode(

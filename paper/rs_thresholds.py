@@ -13,7 +13,7 @@ from paper.crossed_servers import FIRST, PUBLISHED, RANKING, REVERSED, SLOT, cla
 from paper.item import Item
 from paper.looks import channels
 from penstock.kernel.signatures import LINE_PREFILL_MEAN
-from penstock.show import charts
+from penstock.show.plot import COLOURS
 from penstock.theory.network.cycles import priority_stability
 from penstock.theory.network.fluid import network_path
 from penstock.theory.network.virtual_stations import priority_limit, worst_priority
@@ -174,10 +174,10 @@ def dots():
     legend = alt.Legend(title=None, labelLimit=300, columns=1)
     looks = [
         kind("of:N", scale=alt.Scale(domain=names, range=pair), legend=legend)
-        for kind, pair in ((alt.Size, [150, 45]), (alt.Color, charts.COLOURS[:2]), (alt.Shape, ["circle", "cross"]))
+        for kind, pair in ((alt.Size, [150, 45]), (alt.Color, COLOURS[:2]), (alt.Shape, ["circle", "cross"]))
     ]
     marks = alt.Chart(pl.concat([here, known], how="diagonal")).mark_point(opacity=1, strokeWidth=2)
-    bars = alt.Chart(here).mark_rule(strokeWidth=2, color=charts.COLOURS[0])
+    bars = alt.Chart(here).mark_rule(strokeWidth=2, color=COLOURS[0])
     interval = bars.encode(x=alt.X("low:Q"), x2="high:Q", y=y)
     return alt.layer(interval, marks.encode(x, y, *looks)).properties(width=430, height=200)
 
@@ -186,9 +186,9 @@ item.show(
     rows,
     {
         "Amplification of a backlog by half a cycle, over the load, for two priorities: each passes 1 at its limit.":
-        charts.on_grid(amplifications()),
+        amplifications(),
         f"Mean E2E by order at a load of {ORDERS_AT:g}, with intervals, beside that of a slotted program.":
-        charts.on_grid(dots()),
+        dots(),
     },
     "First figure: where half a cycle multiplies a backlog by more than 1, right of the vertical line, queues grow "
     "without end; the dots are the formula's figures. Second figure: E2E of an independent slotted program beside "

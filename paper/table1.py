@@ -14,8 +14,8 @@ import penstock as ps
 from paper.item import Item
 from paper.small_systems import random_systems, small_systems
 from paper.waiting import waiting
-from penstock.show import charts
 from penstock.show.page import Table
+from penstock.show.plot import COLOURS
 
 SMALL = {"requests": 3, "tokens": 7, "gap": 2}
 RANDOM = {"systems": 300, "requests": 12, "tokens": 30, "gap": 8, "token_budget": 40, "seed": 0}
@@ -141,7 +141,7 @@ kinds = [what for what, *_ in of_among]
 percent = alt.Axis(format="%", values=[0, 0.2, 0.4, 0.6, 0.8, 1])
 room = alt.Axis(labelLimit=300, minExtent=130)  # for names in a browser's letters, which are wider
 key = alt.Legend(title="Batches", symbolStrokeColor="#333333")
-colours = alt.Scale(domain=kinds, range=[charts.COLOURS[1], charts.COLOURS[5]])
+colours = alt.Scale(domain=kinds, range=[COLOURS[1], COLOURS[5]])
 base = alt.Chart(pl.DataFrame(shares)).encode(
     x=alt.X("share:Q", title="Share of batches", axis=percent, scale=alt.Scale(domain=[0, 1.1])),
     y=alt.Y("policy:N", title=None, sort=list(PUBLISHED), axis=room),
@@ -152,7 +152,7 @@ words = base.mark_text(align="left", dx=4, fontSize=11).encode(text=alt.Text("sh
 drawing = alt.LayerChart(layer=[bars, words]).properties(width=430, height={"step": 19})
 item.show(
     pl.DataFrame(rows),
-    {"Share of batches left short and of batches that mix phases, by policy.": charts.on_grid(drawing)},
+    {"Share of batches left short and of batches that mix phases, by policy.": drawing},
     "Left short: of the batches for which enough waited, those below the token budget. Mixed: of the batches before "
     "which prompts and decodes waited, those that serve both. Over all systems audited.",
 )

@@ -15,9 +15,8 @@ import penstock as ps
 from paper.item import Item
 from paper.scheduler_order import TIE, in_order
 from paper.staircase import STAIRS
-from penstock.show import charts
-from penstock.show.charts import on_grid
 from penstock.show.page import Table
+from penstock.show.plot import COLOURS
 from tests.reference.simulation import simulate_server
 
 METRICS, PERCENTILES = ("E2E", "TTFT", "TBT"), (50, 90, 95, 99)
@@ -209,7 +208,7 @@ for j, metric in enumerate(METRICS):
 names = list(PUBLISHED)
 legend = alt.Legend(title=["Scheduler", "filled: measured", "hollow: published"], symbolSize=90)
 shapes = alt.Scale(domain=names, range=["circle", "square", "triangle-up", "diamond"])
-color = alt.Color("scheduler:N", scale=alt.Scale(domain=names, range=list(charts.COLOURS[:4])), legend=legend)
+color = alt.Color("scheduler:N", scale=alt.Scale(domain=names, range=list(COLOURS[:4])), legend=legend)
 looks = {"color": color, "shape": alt.Shape("scheduler:N", scale=shapes, legend=legend)}
 place = {
     "x": alt.X("percentile:O", sort=cells["percentile"].unique(maintain_order=True).to_list(), title="Percentile",
@@ -234,7 +233,7 @@ for family, metric in itertools.product(labels, METRICS):
     panels[family].append(panel.properties(width=230, height=200, title=f"{metric}, policies: {labels[family]}"))
 text = "Seconds by percentile for E2E, TTFT and TBT: filled marks are measured, hollow ones are published."
 item.show(
-    cells, {text: on_grid(alt.vconcat(*(alt.hconcat(*row) for row in panels.values())))},
+    cells, {text: alt.vconcat(*(alt.hconcat(*row) for row in panels.values()))},
     "Filled marks: measured here, mean of the runs. Hollow marks: published. A line joins the two. Log scale. `paper`: "
     "the policies as the paper defines them. `Vidur`: those of that simulator, whose limits were fitted to the "
     "published numbers.",

@@ -14,7 +14,6 @@ from scipy import stats
 import penstock as ps
 from paper.item import Item
 from paper.staircase import STAIRS
-from penstock.show.charts import on_grid
 
 SEEDS = 24  # docs/verdicts.md has 200
 LOADS = (0.9, 0.95, 0.98, 0.99, 1.01, 1.02, 1.05)
@@ -110,7 +109,7 @@ drawing = alt.layer(
 ).properties(width=640, height=280)
 text = "Share of verdicts that are wrong, by load: slopes from an empty system, and the sequential test."
 item.show(
-    rows, {text: on_grid(drawing)},
+    rows, {text: drawing},
     "By Theorem 1 the server is stable below load 1 and unstable above. Least squares and batch means fit a slope to "
     "the tokens in a run that starts empty, batch means after averages over so many parts of it. They say unstable if "
     f"the slope is above 0 at a significance of {ALPHA:g}. The sequential test starts from large backlogs.",

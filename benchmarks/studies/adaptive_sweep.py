@@ -148,7 +148,7 @@ def draw(rows: list[dict[str, str | float]], order: list[str]) -> None:
         .properties(
             width=560, height=260, title="Policies near the boundary of the stability region"
         )
-        .configure_axis(gridColor=charts.GRID, labelLimit=300)
+        .configure_axis(labelLimit=300)
         .configure_legend(orient="top")
     )
     charts.save({"adaptive_sweep": chart}, Path(__file__).parents[2] / "docs" / "figures")

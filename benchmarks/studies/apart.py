@@ -153,7 +153,7 @@ def drawn(rows: list[dict[str, object]]) -> alt.VConcatChart:
                 .properties(width=230, height=140)
             )
         lines.append(alt.hconcat(*panels))
-    chart: alt.VConcatChart = alt.vconcat(*lines).configure_axis(gridColor=charts.GRID)
+    chart: alt.VConcatChart = alt.vconcat(*lines)
     legend: alt.VConcatChart = chart.configure_legend(orient="top")
     return legend
 

@@ -16,12 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import altair as alt
 import numpy as np
 import vl_convert
 
 import penstock as ps
-from penstock.checking.charts import gantt
+from penstock.checking.figures import gantt
 from penstock.show import charts
 
 REQUESTS, TOKENS, GAP = 3, 6, 2  # of the largest of the small systems; ticks between arrivals
@@ -208,9 +207,9 @@ def draw() -> None:
     panels = []
     for name in ("vllm", "sglang"):
         run = ps.simulate(workload, ps.Server(BATCH_TIME, 512, policy=name), record="allocations")
-        panels.append(gantt(run, about=f"{name}, token budget 512, CodeLlama-34B on an A100"))
-    chart = alt.vconcat(*panels).resolve_scale(x="shared")
-    charts.write_whole(FIGURE, vl_convert.vegalite_to_svg(chart.to_json()).encode())
+        panels.append(gantt(run) | {"title": f"{name}, token budget 512, CodeLlama-34B on an A100"})
+    chart = {"vconcat": panels, "resolve": {"scale": {"x": "shared"}}}
+    charts.write_whole(FIGURE, vl_convert.vegalite_to_svg(chart).encode())
 
 
 def main() -> None:

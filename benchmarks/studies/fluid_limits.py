@@ -14,6 +14,7 @@ import polars as pl
 
 import penstock as ps
 from penstock.show import charts
+from penstock.show.plot import COLOURS, DASHES
 
 LOAD, PROMPT, OUTPUT = 0.8, 129, 112
 SIZES = (100, 400, 3_200)
@@ -36,8 +37,8 @@ def trajectories(path: ps.FluidPath, runs: dict[int, ps.Run], about: str) -> alt
     legend = alt.Legend(
         title=["Requests at the start", "(the scale of a run)"], symbolStrokeWidth=2, symbolSize=300
     )
-    colours = [*(charts.COLOURS[i % 6] for i in range(len(runs))), "#000000"]
-    dashes = [*(list(charts.DASHES[1 + i % 6]) for i in range(len(runs))), [1, 0]]
+    colours = [*(COLOURS[i % 6] for i in range(len(runs))), "#000000"]
+    dashes = [*(list(DASHES[1 + i % 6]) for i in range(len(runs))), [1, 0]]
     shared = {
         "x": alt.X(
             "time:Q",
@@ -62,7 +63,10 @@ def trajectories(path: ps.FluidPath, runs: dict[int, ps.Run], about: str) -> alt
             ("tokens", "Tokens not yet in a batch over size"),
         )
     ]
-    return charts.side_by_side(panels, about)
+    under = alt.TitleParams(
+        about, anchor="start", fontWeight="normal", fontSize=12, orient="bottom", offset=12
+    )
+    return alt.hconcat(*panels, title=under)
 
 
 def scaled(run: ps.Run, size: int, time: np.ndarray) -> pl.DataFrame:

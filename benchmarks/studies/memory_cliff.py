@@ -180,7 +180,7 @@ def main() -> None:
         .properties(width=300, height=170),
     )
     drawn = {
-        name: chart.configure_axis(gridColor=charts.GRID).configure_legend(orient="top")
+        name: chart.configure_legend(orient="top")
         for name, chart in {"memory_cliff": cliff, "memory_batch_size": batch_size}.items()
     }
     charts.save(drawn, Path(__file__).parents[2] / "docs" / "figures")

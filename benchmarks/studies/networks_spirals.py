@@ -19,9 +19,11 @@ import numpy as np
 import polars as pl
 
 import penstock as ps
-from penstock.checking import charts_network as plotting_network
+from penstock.checking.figures_network import queue_figure
+from penstock.checking.graph import network_graph
 from penstock.scenario.scenario import read_scenario
 from penstock.show import charts
+from penstock.show.plot import COLOURS, SHORT
 from penstock.theory.network.fluid import network_path
 
 LOAD = 0.9  # of the file
@@ -57,7 +59,7 @@ def spiral(network: ps.Network, load: float, events: int, title: str) -> alt.Lay
     print(f"{title}: a cycle multiplies the backlog by {path.growth}, drained: {path.drained}")
     level = dict(zip(path.classes, path.requests.T, strict=True))
     across, upwards = (level[first] - level[other] for first, other in (ACROSS, UPWARDS))
-    axis = alt.Axis(labelExpr=charts.SHORT, tickCount=6)
+    axis = alt.Axis(labelExpr=SHORT, tickCount=6)
     turns = pl.DataFrame({"x": across, "y": upwards, "order": np.arange(across.size)})
     x = alt.X("x:Q", title=f"{' minus '.join(ACROSS)} (requests)", axis=axis)
     y = alt.Y("y:Q", title=f"{' minus '.join(UPWARDS)} (requests)", axis=axis)
@@ -69,10 +71,10 @@ def spiral(network: ps.Network, load: float, events: int, title: str) -> alt.Lay
     )
     layers = [
         alt.Chart(turns, title=title)
-        .mark_line(strokeWidth=1.6, color=charts.COLOURS[0])
+        .mark_line(strokeWidth=1.6, color=COLOURS[0])
         .encode(x=x, y=y, order="order:Q"),
         alt.Chart(arrows(across, upwards))
-        .mark_point(shape="triangle", size=60, filled=True, color=charts.COLOURS[0], opacity=1)
+        .mark_point(shape="triangle", size=60, filled=True, color=COLOURS[0], opacity=1)
         .encode(x=x, y=y, angle=alt.Angle("angle:Q", scale=None)),
         alt.Chart(ends)
         .mark_point(size=90, filled=True, color="black", opacity=1)
@@ -103,7 +105,7 @@ def main() -> None:
         spiral(network, 0.65, 16, "These priorities, load .65"),
         spiral(network, 0.5, 24, "These priorities, load .50"),
         spiral(turned_around(network), 0.9, 16, "Turned around, load .90"),
-    ).configure_axis(gridColor=charts.GRID)
+    )
     runs = {
         "these priorities": ps.simulate(network, jobs=JOBS, seed=0),
         "turned around": ps.simulate(turned_around(network), jobs=JOBS, seed=0),
@@ -111,14 +113,14 @@ def main() -> None:
     rows = []
     for name, run in runs.items():
         print(f"{name}: {run.growth_tokens_per_s:+.0f} tokens/s; {run.workflows()}")
-        panels = plotting_network.queue_panels(run)
-        rows.append(
-            alt.hconcat(
-                *(p.properties(title=f"{pool}, {name}", height=170) for pool, p in panels.items())
-            )
-        )
-    queues = alt.vconcat(*rows).resolve_scale(color="shared").configure_axis(gridColor=charts.GRID)
-    graph = plotting_network.network_graph(network, ps.certify(network))
+        panels = queue_figure(run).charts.values()
+        row = [
+            panel | {"title": f"{pool}, {name}", "height": 170}
+            for pool, panel in zip(network.pools, panels, strict=True)
+        ]
+        rows.append({"hconcat": row})
+    queues = {"vconcat": rows, "resolve": {"scale": {"color": "shared"}}}
+    graph = network_graph(network, ps.certify(network))
     drawings = {"networks_spirals": spirals, "networks_queues": queues, "networks_graph": graph}
     for path in charts.save(drawings, ROOT / "docs" / "figures"):
         if path.suffix == ".png":

@@ -93,7 +93,6 @@ def main() -> None:
         alt.layer(shade, curves, data=lines)
         .properties(width=250, height=150)
         .facet(alt.Facet("rate:N", title=None), columns=2)
-        .configure_axis(gridColor=charts.GRID)
         .configure_legend(orient="top")
     )
     charts.save({"outages": chart}, Path(__file__).parents[2] / "docs" / "figures")

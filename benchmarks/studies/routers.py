@@ -29,6 +29,7 @@ from routers_counting import jsq_counting, memory_counting, new_tokens, session_
 
 import penstock as ps
 from penstock.show import charts
+from penstock.show.plot import COLOURS, DASHES
 from penstock.simulation.intervals import student
 from penstock.system.routing import Router
 from penstock.workload.arrivals import Replay
@@ -161,8 +162,8 @@ def drawn(rows: list[dict[str, object]]) -> alt.HConcatChart:
     """Draw the p99 by the time between reports, a panel a case."""
     names = [*NAMED, jsq_counting.name]
     table = pl.DataFrame(rows).filter(pl.col("router").is_in(names))
-    colour = alt.Scale(domain=names, range=[*charts.COLOURS, "#999999"])
-    dashes = alt.Scale(domain=names, range=[list(dash) for dash in (*charts.DASHES, (1, 3))])
+    colour = alt.Scale(domain=names, range=[*COLOURS, "#999999"])
+    dashes = alt.Scale(domain=names, range=[list(dash) for dash in (*DASHES, (1, 3))])
     panels = [
         alt.Chart(table.filter(pl.col("case") == title), title=title)
         .mark_line(point=True)
@@ -175,7 +176,7 @@ def drawn(rows: list[dict[str, object]]) -> alt.HConcatChart:
         .properties(width=210, height=260)
         for title in table["case"].unique(maintain_order=True)
     ]
-    chart: alt.HConcatChart = charts.side_by_side(panels, "").configure_legend(orient="right")
+    chart: alt.HConcatChart = alt.hconcat(*panels).configure_legend(orient="right")
     return chart
 
 

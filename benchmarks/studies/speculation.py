@@ -75,7 +75,6 @@ def main() -> None:
             strokeDash=alt.StrokeDash("drafts:N", legend=None),
         )
         .properties(width=460, height=260)
-        .configure_axis(gridColor=charts.GRID)
         .configure_legend(orient="top")
     )
     charts.save({"speculation": chart}, Path(__file__).parents[2] / "docs" / "figures")

@@ -12,17 +12,20 @@ import pytest
 import vl_convert as vlc
 
 import penstock as ps
-from penstock.checking.charts import (
+from penstock.checking.figures import (
     MOST_REQUESTS,
     PHASES,
     first_batches,
     gantt,
-    latency_cdfs,
-    latency_panels,
+    gantt_figure,
+    latency_figure,
     region_chart,
-    tokens_over_time,
+    region_figure,
+    token_figure,
 )
 from penstock.show import charts, html, page
+from penstock.show.page import Figure, Page, Section
+from penstock.show.plot import COLOURS, DASHES, SHORT
 from penstock.theory.region import sarathi_region
 
 SERVER = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 512)
@@ -34,28 +37,45 @@ def runs() -> dict[str, ps.Run]:
     return {name: ps.simulate(WORKLOAD, SERVER.with_policy(name), requests=200) for name in ps.POLICIES}
 
 
-@pytest.mark.parametrize("draw", [tokens_over_time, latency_cdfs])
+def saved(figure: Figure, folder: Path) -> list[Path]:
+    """Write a figure as that of a page."""
+    section = Section("s", figures=lambda: [figure])
+    return charts.save_page(Page("scenario", "what was asked about", sections=[section]), folder)
+
+
+@pytest.mark.parametrize("draw", [token_figure, latency_figure])
 def test_a_figure_is_written_as_svg_and_png_with_units_and_every_policy(draw, runs, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    svg, png = charts.save({"figure": draw(runs)}, tmp_path / "new" / "folder")
+    figure = draw(runs)
+    svg, png = saved(figure, tmp_path / "new" / "folder")
     text = svg.read_text()
     assert text.startswith("<svg")
     assert all(name in text for name in ps.POLICIES)
     assert "(s)" in text or "Seconds" in text
+    assert "what was asked about" in text
+    assert figure.caption[:40] in text
     width, height = struct.unpack(">II", png.read_bytes()[16:24])
     assert width > 1000
     assert height > 400
-    assert sorted(p.name for p in svg.parent.iterdir()) == ["figure.png", "figure.svg"]
+    assert sorted(p.name for p in svg.parent.iterdir()) == [f"{figure.name}.png", f"{figure.name}.svg"]
+
+
+def test_charts_of_a_server_are_valid(runs: dict[str, ps.Run], recorded: ps.Run) -> None:
+    figures = [token_figure(runs), latency_figure(runs, ["orca"]), gantt_figure(recorded, "sarathi")]
+    figures.append(region_figure(REGION, runs, point=(1806.0, 1554.0), own={"sarathi": sarathi_region(LIMITED)}))
+    for figure in figures:
+        for chart in figure.charts.values():
+            alt.LayerChart.from_dict(chart)  # refuses what Vega-Lite does not know
 
 
 def test_a_run_without_gaps_can_be_drawn(tmp_path: Path) -> None:
     run = ps.simulate(ps.Workload.poisson(1.0, 10, 1), SERVER, requests=50)
-    charts.save({"figure": latency_cdfs({"sarathi": run})}, tmp_path)
+    saved(latency_figure({"sarathi": run}), tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_is_said_and_nothing_is_left(runs, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ps.InputError, match="cannot write"):
-        charts.save({"figure": tokens_over_time(runs)}, tmp_path / "file")
+        saved(token_figure(runs), tmp_path / "file")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
@@ -70,9 +90,7 @@ def recorded() -> ps.Run:
 
 def layers(chart: Any) -> list[dict[str, Any]]:
     """Return the layers of a chart, the rows of each under ``rows``."""
-    specification = chart.to_dict()
-    sets = specification["datasets"]
-    return [layer | {"rows": sets[layer["data"]["name"]]} for layer in specification["layer"]]
+    return [layer | {"rows": layer.get("data", chart.get("data"))["values"]} for layer in chart["layer"]]
 
 
 def luminance(colour: str) -> float:
@@ -83,18 +101,20 @@ def luminance(colour: str) -> float:
 
 
 def test_colours_and_dashes_are_all_different() -> None:
-    assert len(set(charts.COLOURS)) == len(charts.COLOURS) == len(set(charts.DASHES)) == len(charts.DASHES)
+    assert len(set(COLOURS)) == len(COLOURS) == len(set(DASHES)) == len(DASHES)
 
 
 def test_a_policy_without_latency_leaves_the_colours_of_the_others_alone(runs: dict[str, ps.Run]) -> None:
-    kept = {name: runs[name] for name in ("orca", "sarathi")}
-    for panel in latency_panels(kept, runs):
+    refused = set(runs) - {"orca", "sarathi"}
+    for chart in latency_figure(runs, refused).charts.values():
+        (lines,) = layers(chart)
+        assert {row["name"] for row in lines["rows"]} == {"orca", "sarathi"}
         for channel in ("color", "strokeDash"):
-            assert panel.to_dict()["encoding"][channel]["scale"]["domain"] == list(runs)
+            assert lines["encoding"][channel]["scale"]["domain"] == list(runs)
 
 
 def test_the_region_chart_has_units_on_its_axes_and_a_dash_of_its_own_for_each_line(tmp_path: Path) -> None:
-    chart = region_chart(REGION, (1806.0, 1554.0), sarathi_region(LIMITED), about="token budget 1,024")
+    chart = region_chart(REGION, (1806.0, 1554.0), sarathi_region(LIMITED))
     for layer in layers(chart):
         assert layer["encoding"]["x"]["title"] == "Prefill (tokens/s)"
         assert layer["encoding"]["y"]["title"] == "Decode (tokens/s)"
@@ -103,7 +123,7 @@ def test_the_region_chart_has_units_on_its_axes_and_a_dash_of_its_own_for_each_l
     assert len({tuple(dash) for dash in dashes}) == len(dashes) == 3
     svg, _ = charts.save({"region": chart}, tmp_path)
     text = svg.read_text()
-    assert all(words in text for words in ("own region", "offered load", "token budget 1,024"))
+    assert all(words in text for words in ("own region", "offered load"))
 
 
 @pytest.mark.parametrize("stretch", [0.8, 1.25])
@@ -190,9 +210,10 @@ def test_phases_differ_on_a_grey_printer_in_shade_and_in_height(recorded: ps.Run
 
 
 def test_a_gantt_chart_names_its_axes_and_is_drawn(recorded: ps.Run, tmp_path: Path) -> None:
-    svg, _ = charts.save({"gantt": gantt(recorded, about="sarathi")}, tmp_path)
+    svg, _ = saved(gantt_figure(recorded, "sarathi"), tmp_path)
+    assert svg.name == "first_batches_sarathi.svg"
     text = svg.read_text()
-    assert all(words in text for words in ("Time (s)", "Request", "prefill", "decode", "sarathi"))
+    assert all(words in text for words in ("Time (s)", "Request", "prefill", "decode", "Prefill is dark"))
 
 
 def test_a_crowd_is_cut_to_the_requests_that_a_chart_can_show() -> None:
@@ -207,19 +228,20 @@ def test_a_run_that_kept_no_allocations_is_refused(runs: dict[str, ps.Run]) -> N
 
 
 def test_on_a_phone_no_panel_stands_beside_another_and_none_is_wider_than_it(runs: dict[str, ps.Run]) -> None:
-    chart = tokens_over_time(runs, "a line under the figure that is longer than a phone is wide, and wraps")
-    narrow = charts.stacked(chart).to_dict()
+    panels = list(token_figure(runs).charts.values())
+    chart = {"hconcat": panels, "title": {"text": "a line under it that is longer than a phone is wide, and wraps"}}
+    narrow = charts.stacked(chart)
     assert len(narrow["vconcat"]) == 2
     assert "hconcat" not in narrow
     assert max(panel["width"] for panel in narrow["vconcat"]) <= 280
     assert len(narrow["title"]["text"]) > 1
-    assert "hconcat" in chart.to_dict(), "the chart itself stays as it is"
+    assert "hconcat" in chart, "the chart itself stays as it is"
 
 
 def test_panels_are_stacked_at_any_depth() -> None:
     panel = alt.Chart(pl.DataFrame({"x": [1]})).mark_point().encode(x="x:Q").properties(width=200)
     nested = alt.vconcat(alt.hconcat(panel, panel), alt.concat(panel, panel, columns=2))
-    below, wrapped = charts.stacked(nested).to_dict()["vconcat"]
+    below, wrapped = charts.stacked(nested)["vconcat"]
     assert len(below["vconcat"]) == 2
     assert wrapped["columns"] == 1
 
@@ -261,11 +283,11 @@ def test_a_chart_for_a_phone_is_valid_and_can_be_drawn(chart: Any, tmp_path: Pat
 
 
 def test_a_wide_panel_among_others_goes_below_them_and_scrolls(recorded: ps.Run) -> None:
-    beside = alt.hconcat(PANEL, gantt(recorded))
-    narrow = charts.stacked(beside).to_dict()
+    beside = {"hconcat": [charts.specification(PANEL), gantt(recorded)]}
+    narrow = charts.stacked(beside)
     assert "vconcat" in narrow
     assert max(panel["width"] for panel in narrow["vconcat"]) >= 680
-    figure = page.Figure("f", {"text": beside}, [], "", wide=True)
+    figure = page.Figure("f", "f", {"text": beside}, wide=True)
     section = page.Section("s", figures=lambda: [figure])
     text = html.render(page.Page("t", "h", [page.Verdict("same", "r", "s")], [section]))
     assert 'class="charts phone wide" tabindex="0"' in text
@@ -274,6 +296,6 @@ def test_a_wide_panel_among_others_goes_below_them_and_scrolls(recorded: ps.Run)
 @pytest.mark.parametrize(("value", "label"), [(0.2, "0.2"), (0.0005, "0.0005"), (3, "3"), (20_000, "20k")])
 def test_a_label_of_a_fifth_of_a_second_is_no_number_of_metres(value: float, label: str) -> None:
     """SI prefixes only where a number is large: nobody reads 200m as 0.2."""
-    axis = alt.Axis(labelExpr=charts.SHORT, values=[value])
+    axis = alt.Axis(labelExpr=SHORT, values=[value])
     chart = alt.Chart(pl.DataFrame({"x": [value]})).mark_point().encode(x=alt.X("x:Q", axis=axis))
     assert f">{label}<" in vlc.vegalite_to_svg(chart.to_json())

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.checking.command_choices import about, chosen_scenario
+from penstock.checking.command_choices import chosen_scenario
 from penstock.errors import InputError
 from penstock.show.commands import command
 from penstock.show.options import Form
@@ -30,11 +30,6 @@ def region(scenario: Path, *, policy: str | None = None, form: Form) -> None:
         full = memory_is_full(chosen.workload, chosen.server)
         carried = None if full is None else full.rate
         found = operating_point(chosen.workload, chosen.server, memory_rate=carried)
-    if form.figures is not None:
-        from penstock.checking.charts import region_chart
-
-        chart = region_chart(found.region, found.point, found.own, about=about(chosen))
-        form.draw({"region": chart})
     reach = reach_of((chosen.workload, chosen.server))
     notes = front_notes(chosen.workload, chosen.server)
     document = found.as_dict() | {

@@ -1,11 +1,10 @@
 """The commands ``penstock check``, ``compare`` and ``simulate``."""
 
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.checking.command_choices import about, chosen_scenario, measured
+from penstock.checking.command_choices import chosen_scenario, measured
 from penstock.errors import InputError
 from penstock.show.commands import command
 from penstock.show.options import Form
@@ -13,9 +12,7 @@ from penstock.show.options import Form
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.checking.answer import Answer
     from penstock.scenario.scenario import Scenario
-    from penstock.simulation.run import Run
     from penstock.system.kinds import System
     from penstock.theory.certificate import Certificate
 
@@ -64,10 +61,6 @@ def check(
         result = answer.check(
             *asked_about(chosen.system), **options, progress=show, certified=begin
         )
-    if chosen.is_network:
-        _draw_network(form, result)
-    else:
-        _draw(form, chosen, {name: result.run}, [name] if result.latency_refused else [])
     document = result.as_dict()
     document |= {"measured": measured(chosen), "next": result.next_step(chosen.file)}
     form.show(result.page(chosen), document, is_no=result.verdict != "stable" or result.missed)
@@ -173,12 +166,6 @@ def _compare(
     document = result.as_dict()
     if isinstance(result, comparison.ServerComparison):
         document["measured"] = measured(chosen)
-        refused = [name for name, one in result.answers.items() if one.latency_refused]
-        _draw(form, chosen, {name: one.run for name, one in result.answers.items()}, refused)
-    elif form.figures is not None:
-        from penstock.checking.charts_network import compared_latencies
-
-        form.draw({"latency_cdfs": compared_latencies(result, what)})
     is_no = any(answer.verdict != "stable" for answer in result.answers.values())
     form.show(result.page(chosen, what), document, is_no=is_no)
 
@@ -236,7 +223,6 @@ def simulate(
         warnings = load_warnings(certificate.load, chosen.server)
         load = json_documents.load_as_dict(certificate)
     warnings = [*unsaid(chosen.workload.notices, front), *warnings]
-    _draw(form, chosen, {chosen.server.policy.name: run})
     document_of_run = {
         "load": load,
         "simulation": json_documents.run_as_dict(run),
@@ -246,37 +232,3 @@ def simulate(
     }
     drawn = answer.Drawn(chosen.workload, chosen.server)
     form.show(run_page(chosen, certificate, run, drawn, front, warnings), document_of_run)
-
-
-def _draw(
-    form: Form, scenario: "Scenario", runs: dict[str, "Run"], refused: Iterable[str] = ()
-) -> None:
-    """Write the figures, without the latency that was refused."""
-    if form.figures is None:
-        return
-
-    from penstock.checking import charts
-
-    line = about(scenario)
-    drawings = {"tokens_over_time": charts.tokens_over_time(runs, line)}
-    steady = {name: run for name, run in runs.items() if name not in refused}
-    if steady:
-        drawings["latency_cdfs"] = charts.latency_cdfs(steady, line, policies=runs)
-    form.draw(drawings)
-
-
-def _draw_network(form: Form, answer: "Answer") -> None:
-    """Write the figures: the graph, the floods, the queues."""
-    if form.figures is None:
-        return
-    from penstock.checking import charts_network as plotting_network
-
-    charts = {
-        "network_graph": plotting_network.network_graph(
-            answer.network, answer.certificate, answer.loads
-        ),
-        "queue_lengths": plotting_network.queue_lengths(answer.run),
-    }
-    if answer.stability:
-        charts["flood_paths"] = plotting_network.flood_paths(answer.stability)
-    form.draw(charts)

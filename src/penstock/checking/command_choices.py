@@ -73,9 +73,3 @@ def measured(scenario: "Scenario") -> dict[str, Any] | None:
         "source": measurement.source,
         "year": measurement.year,
     }
-
-
-def about(scenario: "Scenario") -> str:
-    """Return the line under a figure: what arrives, and the token budget."""
-    workload, server = scenario.workload, scenario.server
-    return f"{workload.describe()}, {workload.pace}; token budget {server.token_budget:,}"

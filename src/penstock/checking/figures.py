@@ -1,88 +1,153 @@
-"""Figures of a page on a server: charts, what they show in words, and their figures as a table.
+"""Figures of a page on a server: charts, what they show in words, and their figures as a table."""
 
-Charts are imported when one is drawn: a terminal never waits for that.
-"""
-
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from penstock.show.page import Figure, Table
+from penstock.show.plot import COLOURS, GANTT_WIDTH, Axis, By, Chart, Mark, mark, plot
 from penstock.simulation.distribution import Distribution
 from penstock.simulation.run import Run
 from penstock.theory.region import Region
 from penstock.words import METRICS, amount, seconds
 
+PHASES = {"prefill": "#0072B2", "decode": "#F0E442"}
+"""Dark and light, so that a grey printer keeps them apart; prefill is drawn taller besides."""
+
+MOST_REQUESTS = 60
+"""Rows that a Gantt chart can show."""
+
+SAMPLES = dict(zip(METRICS.values(), ("ttft", "gaps", "e2e"), strict=True))
+"""Of a `Run`: its samples of each of the `METRICS`."""
+
+Samples = Mapping[str, tuple[Distribution, float]]
+"""Latencies by name, with the seconds of a tick."""
+
+TIME = Axis("Time (s)")
+
+_CDF_POINTS = 400
 _CDF_ROWS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
+_SERIES_POINTS = 500
 _SERIES_ROWS = 20
 _MIX_ROWS = 12
+_CELLS = 48  # batches of a region chart are gathered on a grid of so many cells each way
+_BATCHES = 40  # of a Gantt chart
+_DIGIT_WIDTH = 6.5  # px
+_RATES = Axis("Prefill (tokens/s)"), Axis("Decode (tokens/s)")
+_OUTLINES = {
+    "stability region": (COLOURS[0], [1, 0]),
+    "policy's own region": (COLOURS[1], [7, 3]),
+    "ray of the load": ("#555555", [2, 2]),
+}
 
 
 def token_figure(runs: Mapping[str, Run]) -> Figure:
-    """Draw the tokens in the system over time, a line per policy."""
-    from penstock.checking import charts
-
-    ends = charts.series_while_arriving(runs)
-    said = "; ".join(
-        f"{name} ends with {series['uncompleted_tokens'][-1]:,}" for name, series in ends.items()
+    """Draw the tokens in the system over time, a line per policy, to scale and on a log scale."""
+    series = series_while_arriving(runs)
+    ends = "; ".join(
+        f"{name} ends with {of['uncompleted_tokens'][-1]:,}" for name, of in series.items()
     )
-    to_scale, log = charts.token_panels(runs)
+    texts = {
+        f"Lines of uncompleted tokens over time, while requests arrive: {ends}.": False,
+        f"The same on a log scale: {ends}.": True,
+    }
+    parts = [
+        of.gather_every(-(-of.height // _SERIES_POINTS)).select(
+            "time_s", pl.col("uncompleted_tokens").clip(1), policy=pl.lit(name)
+        )
+        for name, of in series.items()
+    ]
+    lines = mark("line", "time_s", "uncompleted_tokens", By("policy", list(runs), "Policy"))
+    last = max(of["time_s"][-1] for of in series.values())
+    rows = [
+        (amount(float(time)), *(_nearest(of, time) for of in series.values()))
+        for time in np.linspace(0, last, _SERIES_ROWS + 1)
+    ]
     return Figure(
+        "tokens_over_time",
         "Tokens in the system",
         {
-            f"Lines of uncompleted tokens over time, while requests arrive: {said}.": to_scale,
-            f"The same on a log scale: {said}.": log,
+            text: plot(pl.concat(parts), lines, x=TIME, y=Axis("Uncompleted tokens", log=log))
+            for text, log in texts.items()
         },
-        [
-            Table(
-                ("Time (s)", *runs),
-                [
-                    (
-                        amount(float(time)),
-                        *(_nearest(series, time) for series in ends.values()),
-                    )
-                    for time in np.linspace(
-                        0, max(s["time_s"][-1] for s in ends.values()), _SERIES_ROWS + 1
-                    )
-                ],
-                "Uncompleted tokens at or just before a time",
-            )
-        ],
+        [Table(("Time (s)", *runs), rows, "Uncompleted tokens at or just before a time")],
         "Uncompleted tokens while requests arrive. A line that keeps rising is a backlog that "
         "never drains.",
     )
 
 
+def series_while_arriving(runs: Mapping[str, Run]) -> dict[str, pl.DataFrame]:
+    """Return each run's series up to the first of their last arrivals, to be compared."""
+    until = min(run.last_arrival * run.tick_s for run in runs.values())
+    return {name: run.series.filter(pl.col("time_s") <= until) for name, run in runs.items()}
+
+
 def latency_figure(runs: Mapping[str, Run], refused: Iterable[str] = ()) -> Figure:
     """Draw the distributions of latency of the policies that have one."""
-    from penstock.checking import charts
-
     left_out = [name for name in runs if name in set(refused)]
     kept = {name: run for name, run in runs.items() if name not in left_out}
-    panels = charts.latency_panels(kept, runs)
-    texts, tables = [], []
-    for name, pick in zip(METRICS.values(), charts.SAMPLES, strict=True):
-        samples = {policy: getattr(run, pick) for policy, run in kept.items()}
-        medians = "; ".join(
-            f"{policy} {_quantile(d, 0.5, kept[policy].tick_s)} s at the median, "
-            f"{_quantile(d, 0.99, kept[policy].tick_s)} s at the 99th percentile"
-            for policy, d in samples.items()
-            if d.size
-        )
-        texts.append(f"{name}, cumulative distribution: {medians or 'no samples'}.")
-        rows = [
-            (
-                f"{100 * share:g}%",
-                *(_quantile(d, share, kept[policy].tick_s) for policy, d in samples.items()),
-            )
-            for share in _CDF_ROWS
-        ]
-        tables.append(Table(("Share", *kept), rows, f"{name}: at most so many seconds"))
     caption = "Share of requests, or of gaps between tokens, that took at most so long."
     if left_out:
         caption += f" Left out, since there may be no steady state: {', '.join(left_out)}."
-    return Figure("Latency", dict(zip(texts, panels, strict=True)), tables, caption)
+    samples = {
+        title: {name: (getattr(run, pick), run.tick_s) for name, run in kept.items()}
+        for title, pick in SAMPLES.items()
+    }
+    return distributions(samples, list(runs), "Policy", caption)
+
+
+def distributions(
+    samples: Mapping[str, Samples], names: Sequence[str], what: str, caption: str, columns: int = 3
+) -> Figure:
+    """Draw distributions of latency, a chart each, a line for each of the names that has one."""
+    charts, tables = {}, []
+    for title, of in samples.items():
+        medians = "; ".join(
+            f"{name} {_quantile(one, 0.5)} s at the median, {_quantile(one, 0.99)} s at the 99th "
+            "percentile"
+            for name, one in of.items()
+            if one[0].size
+        )
+        text = f"{title}, cumulative distribution: {medians or 'no samples'}."
+        charts[text] = cdf(title, of, names, what)
+        rows = [
+            (f"{100 * share:g}%", *(_quantile(one, share) for one in of.values()))
+            for share in _CDF_ROWS
+        ]
+        tables.append(Table(("Share", *of), rows, f"{title}: at most so many seconds"))
+    return Figure("latency_cdfs", "Latency", charts, tables, caption, columns)
+
+
+def cdf(title: str, samples: Samples, names: Sequence[str], what: str) -> Chart:
+    """Draw cumulative distributions, a line each; ``names`` are all that a line may have."""
+    # So that it keeps its colour and its dash where some have no latency.
+    parts = [_points(*of).with_columns(name=pl.lit(name)) for name, of in samples.items()]
+    by = By("name", names, what)
+    return plot(
+        pl.concat(parts),
+        mark("line", "seconds", "share", by, interpolate="step-after"),
+        x=Axis("Seconds", log=True, ticks=5),
+        y=Axis("Share at most", kind="share", domain=(0, 1)),
+        size=(250, 260),
+        title=title,
+    )
+
+
+def _points(samples: Distribution, tick_s: float) -> pl.DataFrame:
+    """Thin a distribution to the points that a figure can show, its tail included."""
+    share = np.cumsum(samples.counts) / max(samples.size, 1)
+    keep = np.unique(
+        np.searchsorted(share, np.linspace(0, 1, _CDF_POINTS)).clip(0, max(share.size - 1, 0))
+    )
+    keep = keep[keep < share.size]
+    times = np.maximum(samples.values[keep], 1) * tick_s
+    columns = {
+        "seconds": np.concatenate([times[:1], times]),
+        "share": np.concatenate([[0.0][: keep.size], share[keep]]),
+    }
+    return pl.DataFrame(columns, schema={"seconds": pl.Float64, "share": pl.Float64})
 
 
 def region_figure(
@@ -94,18 +159,18 @@ def region_figure(
 ) -> Figure:
     """Draw a region, what is asked of it, and a panel per policy with the batches of its run."""
     # The regions of policies of their own are drawn where ``own`` has them.
-    from penstock.checking import charts
-
     said = _region_in_words(region, point)
     own = own or {}
     if not runs:
-        chart = charts.region_chart(region, point, next(iter(own.values()), None))
+        chart = region_chart(region, point, next(iter(own.values()), None))
         tables = [_vertices(region, own)]
-        return Figure("Stability region", {said: chart}, tables, "No policy is stable outside.")
+        caption = "No policy is stable outside."
+        return Figure("region", "Stability region", {said: chart}, tables, caption)
     drawings = {
-        f"{name}: {_most_used(run)}. {said}": charts.region_chart(
+        f"{name}: {_most_used(run)}. {said}": region_chart(
             region, point, own.get(name), run.compositions
-        ).properties(title=name)
+        )
+        | {"title": name}
         for name, run in runs.items()
     }
     caption = (
@@ -114,6 +179,7 @@ def region_figure(
         "No policy is stable outside the region."
     )
     return Figure(
+        "region",
         "Batches in the region",
         drawings,
         [_mix_table(name, run.compositions) for name, run in runs.items()],
@@ -121,11 +187,86 @@ def region_figure(
     )
 
 
+def region_chart(
+    region: Region,
+    point: tuple[float, float] | None = None,
+    own: Region | None = None,
+    mix: pl.DataFrame | None = None,
+) -> Chart:
+    """Stability region, what is asked of it, the policy's own reach, and the batches of a run."""
+    # The point is offered prefill and decode tokens/s, with its ray from the origin to where it
+    # leaves the region.
+    marks = [] if mix is None else [_batches(mix, region)]
+    lines = {"stability region": region.vertices[1:]}
+    if own is not None:
+        lines["policy's own region"] = own.vertices[1:]
+    if point is not None:
+        edge = region.scale(point) * np.array(point)
+        far = max(edge, np.array(point), key=np.linalg.norm)
+        lines["ray of the load"] = np.array([(0.0, 0.0), far])
+    colours, dashes = ([_OUTLINES[name][part] for name in lines] for part in (0, 1))
+    by = By("line", list(lines), looks={"color": colours, "strokeDash": dashes})
+    parts = [_path(path).with_columns(line=pl.lit(name)) for name, path in lines.items()]
+    along = {"order": "order"}
+    marks.append(mark("line", "prefill", "decode", by, table=pl.concat(parts), more=along))
+    if point is not None:
+        ends = {"offered load": point, "most along its ray": (edge[0], edge[1])}
+        at = [
+            {"prefill": float(x), "decode": float(y), "at": name} for name, (x, y) in ends.items()
+        ]
+        looks = {"shape": ("diamond", "circle"), "fill": ("black", "white")}
+        ring: dict[str, Any] = {"size": 110, "filled": False, "stroke": "black", "strokeWidth": 1.5}
+        on_ray = By("at", list(ends), looks=looks)
+        marks.append(mark("point", "prefill", "decode", on_ray, table=pl.DataFrame(at), **ring))
+    inside = mark(
+        "line", "prefill", "decode", more=along, fill=COLOURS[0], fillOpacity=0.12, strokeWidth=0
+    )
+    x, y = _RATES
+    return plot(_path(region.vertices), inside, *marks, x=x, y=y, size=(430, 360))
+
+
+def _path(points: Any) -> pl.DataFrame:
+    columns = {"prefill": points[:, 0], "decode": points[:, 1], "order": np.arange(len(points))}
+    return pl.DataFrame(columns)
+
+
+def _batches(mix: pl.DataFrame, region: Region) -> Mark:
+    """Draw batches at their rates, those in one cell of a grid at their mean over time."""
+    # One of x prefill and y decode tokens in t is at (x / t, y / t), its area its share of the busy
+    # time.
+    cell = np.maximum(region.vertices.max(axis=0) / _CELLS, 1e-9)
+    rates = mix.select(
+        "share",
+        *(
+            (pl.col(f"{phase}_tokens") * pl.col("batches") / pl.col("seconds")).alias(phase)
+            for phase in PHASES
+        ),
+    )
+    cells = [
+        (pl.col(phase) / size).floor().alias(f"{phase}_cell")
+        for phase, size in zip(PHASES, cell, strict=True)
+    ]
+    share = pl.col("share")
+    means = [((pl.col(phase) * share).sum() / share.sum()).alias(phase) for phase in PHASES]
+    gathered = rates.group_by(cells, maintain_order=True).agg(*means, time=share.sum())
+    area = {
+        "field": "time",
+        "type": "quantitative",
+        "scale": {"range": [6, 500], "domain": [0, 1]},
+        "legend": {
+            "title": "Batches: share of busy time",
+            "format": "%",
+            "values": [0.01, 0.1, 0.5],
+        },
+    }
+    look = {"color": COLOURS[2], "opacity": 0.65, "stroke": "#00513c", "strokeWidth": 0.5}
+    largest_first = gathered.sort("time", descending=True, maintain_order=True)
+    return mark("circle", "prefill", "decode", table=largest_first, more={"size": area}, **look)
+
+
 def gantt_figure(run: Run, name: str) -> Figure:
     """Draw the first batches of a run with ``record="allocations"``, coloured by phase."""
-    from penstock.checking import charts
-
-    window = charts.first_batches(run)
+    window = first_batches(run)
     text = (
         f"Gantt chart of {window.height} batches from {seconds(window['start_s'][0])} s: a row "
         "per request, a bar per "
@@ -140,16 +281,97 @@ def gantt_figure(run: Run, name: str) -> Figure:
     there = run.allocations.filter(pl.col("batch").is_in(window["batch"].implode()))[
         "request"
     ].n_unique()
-    if there > charts.MOST_REQUESTS:
-        caption += f" The first {charts.MOST_REQUESTS} of {there:,} requests are drawn."
+    if there > MOST_REQUESTS:
+        caption += f" The first {MOST_REQUESTS} of {there:,} requests are drawn."
     rows = [
         (f"{b:,}", f"{start:.3f}", f"{(end - start) * 1e3:.2f}", f"{x:,}", f"{y:,}", f"{n:,}")
         for b, start, end, x, y, n in window.iter_rows()
     ]
     columns = ("Batch", "Start (s)", "Duration (ms)", "Prefill tokens", "Decode tokens", "Requests")
-    chart = {f"{name}: {text}": charts.gantt(run)}
-    title = f"{name}: {window.height} batches"
-    return Figure(title, chart, [Table(columns, rows)], caption, wide=True)
+    return Figure(
+        f"first_batches_{name}",
+        f"{name}: {window.height} batches",
+        {f"{name}: {text}": gantt(run)},
+        [Table(columns, rows)],
+        caption,
+        wide=True,
+    )
+
+
+def gantt(run: Run, batches: int = _BATCHES) -> Chart:
+    """Who was in each of the first batches: a bar per request and batch, coloured by phase."""
+    # Of a run with ``record="allocations"``, from the first batch with two requests: the first 60
+    # of them, a thin line from arrival to finish for each.
+    window = first_batches(run, batches)
+    start, end = window["start_s"][0], window["end_s"][-1]
+    bars = _bars(run, window)
+    shown = bars["request"].unique()
+    waits = run.requests.filter(pl.col("request").is_in(shown.implode())).select(
+        "request",
+        start_s=(pl.col("arrival_ns") * 1e-9).clip(start, end),
+        end_s=(pl.col("finish_ns") * 1e-9).fill_null(end).clip(start, end),
+    )
+    by = By("phase", list(PHASES), "Tokens in a batch", {"color": list(PHASES.values())})
+    until = {"x2": "end_s"}
+    marks = [
+        mark("rule", "start_s", table=window, color="#d0d0d0", strokeWidth=0.7),
+        mark(
+            "rule", "start_s", "request", table=waits, more=until, color="#777777", strokeWidth=0.8
+        ),
+    ]
+    for phase, height in (("decode", 0.55), ("prefill", 0.95)):
+        look = {"height": {"band": height}, "stroke": "#333333", "strokeWidth": 0.4}
+        there = bars.filter(phase=phase)
+        marks.append(mark("bar", "start_s", "request", by, table=there, more=until, **look))
+    for phase, ink in (("decode", "black"), ("prefill", "white")):
+        roomy = bars.filter(pl.col("label") != "", phase=phase)
+        words = {"text": "label"}
+        marks.append(
+            mark("text", "middle_s", "request", table=roomy, more=words, color=ink, fontSize=9)
+        )
+    return plot(
+        bars.clear(),
+        *marks,
+        x=Axis("Time (s)", domain=(start, end), grid=False),
+        y=Axis("Request", names=sorted(shown)),
+        size=(GANTT_WIDTH, {"step": min(22.0, max(7.5, 460 / shown.len()))}),
+    )
+
+
+def first_batches(run: Run, batches: int = _BATCHES) -> pl.DataFrame:
+    """Return a row per batch of a Gantt chart: times in s, tokens by phase, requests."""
+    table = run.batches.with_row_index("batch").with_columns(pl.col("batch").cast(pl.Int64))
+    crowded = table.filter(pl.col("requests") > 1)["batch"]
+    first = int(crowded[0]) if crowded.len() else 0
+    return table.slice(first, batches).select(
+        "batch",
+        (pl.col("start_ns") * 1e-9).alias("start_s"),
+        ((pl.col("start_ns") + pl.col("duration_ns")) * 1e-9).alias("end_s"),
+        "prefill_tokens",
+        "decode_tokens",
+        "requests",
+    )
+
+
+def _bars(run: Run, window: pl.DataFrame) -> pl.DataFrame:
+    """Return a row per request and batch of the window: place, phase, and tokens if they fit."""
+    bars = run.allocations.join(window.select("batch", "start_s", "end_s"), on="batch", how="inner")
+    shown = bars["request"].unique().sort().head(MOST_REQUESTS)
+    px_per_s = GANTT_WIDTH / (window["end_s"][-1] - window["start_s"][0])
+    prefill = pl.col("prefill_tokens") > 0
+    tokens = pl.col("prefill_tokens") + pl.col("decode_tokens")
+    room = (pl.col("end_s") - pl.col("start_s")) * px_per_s
+    fits = (room > _DIGIT_WIDTH * tokens.cast(pl.String).str.len_chars()) & (shown.len() <= 45)
+    return bars.filter(pl.col("request").is_in(shown.implode())).select(
+        "request",
+        "batch",
+        "start_s",
+        "end_s",
+        middle_s=(pl.col("start_s") + pl.col("end_s")) / 2,
+        tokens=tokens,
+        phase=pl.when(prefill).then(pl.lit("prefill")).otherwise(pl.lit("decode")),
+        label=pl.when(fits & prefill).then(tokens.cast(pl.String)).otherwise(pl.lit("")),
+    )
 
 
 def _nearest(series: pl.DataFrame, time: float) -> str:
@@ -206,5 +428,6 @@ def _mix_table(name: str, mix: pl.DataFrame) -> Table:
     return Table(("Prefill tokens", "Decode tokens", "Batches", "Share of busy time"), rows, name)
 
 
-def _quantile(samples: Distribution, share: float, tick_s: float) -> str:
+def _quantile(latencies: tuple[Distribution, float], share: float) -> str:
+    samples, tick_s = latencies
     return seconds(samples.quantile(share) * tick_s) if samples.size else "-"

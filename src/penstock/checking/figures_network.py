@@ -1,22 +1,26 @@
-"""Figures of a page on a network: charts, what they show in words, and their figures as a table.
-
-Charts are imported when one is drawn: a terminal never waits for that.
-"""
+"""Figures of a page on a network: charts, what they show in words, and their figures as a table."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+import polars as pl
 
+from penstock.checking import graph
 from penstock.checking.comparison import NetworkComparison
+from penstock.checking.figures import TIME, distributions
+from penstock.checking.flood_test import FALLEN
 from penstock.checking.graph_layout import network_ways, pool_cycles
 from penstock.checking.stability import Stability
 from penstock.show.page import Figure, Table
+from penstock.show.plot import Axis, By, Chart, limit, mark, plot
 from penstock.simulation.run import Run
 from penstock.system.network import Network
 from penstock.theory.certificate import Certificate
-from penstock.words import METRICS, amount, seconds
+from penstock.words import METRICS, amount
 
-_SHARES = (0.1, 0.5, 0.9, 0.95, 0.99, 0.999)  # of a table of a distribution
+_POINTS = 500  # of a line
+_MOST_POINTS = 4_800  # of all lines of a chart
 _ROWS = 20  # of a table of values over time
 _PHONE = 480  # px; a wider drawing scrolls on a phone
 _FLOODS = (
@@ -32,8 +36,6 @@ def graph_figure(
     loads: Mapping[str, float] | None = None,
 ) -> Figure:
     """Draw pools, stages and the ways of jobs."""
-    from penstock.checking import graph
-
     names, ways, model = list(network.pools), network_ways(network), network.model()
     cycles = pool_cycles(network)
     pools = "; ".join(
@@ -66,8 +68,9 @@ def graph_figure(
             " Dashed: pools between which jobs can go round, where load below 1 is not enough."
         )
     chart = graph.network_graph(network, certificate, loads)
-    wide = chart.width > _PHONE
-    return Figure("The network", {text: chart}, [Table(columns, rows)], caption, wide=wide)
+    wide = chart["width"] > _PHONE
+    tables = [Table(columns, rows)]
+    return Figure("network_graph", "The network", {text: chart}, tables, caption, wide=wide)
 
 
 def _then_in_words(fork: bool, targets: dict[str, float]) -> str:
@@ -80,8 +83,6 @@ def _then_in_words(fork: bool, targets: dict[str, float]) -> str:
 
 def flood_figure(stability: Stability) -> Figure:
     """Draw how the work went after each flood."""
-    from penstock.checking import charts_network
-
     went = "; ".join(
         f"with {flood.name} flooded it went to {flood.ratio:.2f} times, at most {flood.highest:.2f}"
         for flood in stability.floods
@@ -103,8 +104,9 @@ def flood_figure(stability: Stability) -> Figure:
         "Seconds",
     )
     return Figure(
+        "flood_paths",
         "Floods",
-        {text: charts_network.flood_paths(stability)},
+        {text: flood_paths(stability)},
         [
             Table(
                 columns,
@@ -118,24 +120,64 @@ def flood_figure(stability: Stability) -> Figure:
     )
 
 
+def flood_paths(stability: Stability) -> Chart:
+    """Work over that at the start, by time, a line per flooded stage, between the barriers."""
+    floods = stability.floods
+    rose = [flood.barrier for flood in floods if flood.outcome == "unstable"]
+    high = rose[0] if rose else min(flood.barrier for flood in floods)
+    lowest = min(float(flood.path[:, 1].min()) for flood in floods)
+    low = min(FALLEN / 1.25, max(0.05, lowest))
+    parts = []
+    for flood in floods:
+        time, work = _thinned(flood.path, _MOST_POINTS // len(floods)).T
+        parts.append(pl.DataFrame({"time": time, "work": work.clip(low), "stage": flood.name}))
+    ticks = [2.0**power for power in range(-4, 12)]
+    look: dict[str, Any] = {"color": "black"}
+    return plot(
+        pl.concat(parts),
+        *limit("y", FALLEN, "stable: it fell to half", below=True, **look),
+        *limit("y", high, "unstable: it rose so far", **look),
+        mark(
+            "line", "time", "work", By("stage", [flood.name for flood in floods], "Flooded stage")
+        ),
+        x=TIME,
+        y=Axis("Work over that at the start", log=True, domain=(low, 1.5 * high), ticks=ticks),
+        size=(430, 280),
+    )
+
+
+def _thinned(path: Any, most: int) -> Any:
+    """Return at most so many rows, the last among them."""
+    return path if len(path) <= most else path[np.linspace(0, len(path) - 1, most).astype(int)]
+
+
 def queue_figure(run: Run) -> Figure:
     """Draw the requests at each stage over time, a chart per pool."""
-    from penstock.checking import charts_network
-
-    stages = run.network.stages
-    served = run.network.pool_of_stage
-    wide = charts_network.stage_queues(run).pivot(on="stage", index="time_s", values="requests")
+    stages, queues = run.network.stages, stage_queues(run)
+    wide = queues.pivot(on="stage", index="time_s", values="requests")
+    times = wide["time_s"].to_numpy()
     charts = {}
-    for pool, panel in charts_network.queue_panels(run).items():
-        here = [stage for stage in stages if served[stage] == pool]
+    for pool in run.network.pools:
+        here = [stage for stage in stages if run.network.pool_of_stage[stage] == pool]
         most = "; ".join(f"{s} at most {wide[s].to_numpy().max():,}" for s in here)
-        charts[f"Lines of requests at pool {pool} over time: {most}."] = panel
+        shown = _thinned(times, min(_POINTS, _MOST_POINTS // len(here))).tolist()
+        table = queues.filter(pl.col("stage").is_in(here), pl.col("time_s").is_in(shown))
+        by = By("stage", here, "Stage")
+        charts[f"Lines of requests at pool {pool} over time: {most}."] = plot(
+            table,
+            mark("line", "time_s", "requests", by, interpolate="step-after"),
+            x=TIME,
+            y=Axis("Requests"),
+            size=(330, 240),
+            title=f"Requests at {pool}",
+        )
     picked = np.unique(np.linspace(0, wide.height - 1, _ROWS + 1).astype(int)).tolist()
     rows = [
         (amount(time), *(f"{n:,}" for n in of))
         for time, *of in wide.select("time_s", *stages)[picked].iter_rows()
     ]
     return Figure(
+        "queue_lengths",
         "Queues",
         charts,
         [Table(("Time (s)", *stages), rows, "Requests, waiting and served")],
@@ -143,21 +185,24 @@ def queue_figure(run: Run) -> Figure:
     )
 
 
-def comparison_figure(comparison: NetworkComparison, what: str) -> Figure:
-    """Draw the distributions of latency of networks side by side."""
-    from penstock.checking import charts_network
+def stage_queues(run: Run) -> pl.DataFrame:
+    """Return the requests at each stage while jobs arrive: time_s, stage, requests."""
+    until = run.last_arrival * run.tick_s
+    return (
+        run.queues.filter(pl.col("what").is_in(["prefill", "decode"]) & (pl.col("time_s") <= until))
+        .group_by("time_s", pl.col("name").alias("stage"), maintain_order=True)
+        .agg(pl.col("value").sum().alias("requests"))
+    )
 
-    charts = {}
-    tables = []
-    columns = (what, *(f"{100 * share:g}%" for share in _SHARES))
+
+def comparison_figure(comparison: NetworkComparison, what: str) -> Figure:
+    """Draw the distributions of latency of networks, a chart for each workflow and metric."""
     by_workflow = comparison.by_workflow()
-    for (workflow, metric), panel in charts_network.comparison_panels(comparison, what).items():
-        cells = [
-            (row.network, *(seconds(row.samples[metric].quantile(s) * row.tick_s) for s in _SHARES))
-            for row in by_workflow[workflow]
-        ]
-        title = f"{METRICS[metric]} of {workflow}"
-        text = "; ".join(f"{row[0]} {row[2]} s at the median, {row[-2]} s at 99%" for row in cells)
-        charts[f"{title}, cumulative distribution: {text}."] = panel
-        tables.append(Table(columns, cells, f"{title}: at most so many seconds"))
-    return Figure("Latency", charts, tables, "Share of calls or jobs that took at most so long.")
+    samples = {}
+    for workflow, rows in by_workflow.items():
+        of = f" of {workflow}" if len(by_workflow) > 1 else ""
+        for metric in rows[0].samples:
+            latencies = {row.network: (row.samples[metric], row.tick_s) for row in rows}
+            samples[f"{METRICS[metric]}{of}"] = latencies
+    caption = "Share of calls or jobs that took at most so long."
+    return distributions(samples, list(comparison.answers), what, caption, columns=2)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import altair as alt
 import numpy as np
 
 from penstock.checking import graph_layout as place
@@ -12,7 +11,7 @@ from penstock.checking.graph_layout import (
     network_layout,
     pool_cycles,
 )
-from penstock.show.charts import COLOURS
+from penstock.show.plot import COLOURS, By, Chart
 from penstock.system.network import Network
 from penstock.theory.certificate import Certificate
 
@@ -24,6 +23,7 @@ CYCLE, PLAIN, UNKNOWN = COLOURS[1], "#444444", "#d9d9d9"
 CYCLE_DASH = (6, 3)
 
 _VIRTUAL = "stage of a virtual station"
+_CORNERS = {"x2": {"field": "x2"}, "y2": {"field": "y2"}}
 _ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
 
 
@@ -31,7 +31,7 @@ def network_graph(
     network: Network,
     certificate: Certificate | None = None,
     loads: Mapping[str, float] | None = None,
-) -> alt.LayerChart:
+) -> Chart:
     """Pools as lanes, coloured by load, their stages, and the ways of jobs between them."""
     # Forks and joins are bars, branches carry their probabilities; pools in cycles are marked, and
     # the certificate's virtual station. ``loads`` are as measured; None: with prompts in full.
@@ -42,41 +42,48 @@ def network_graph(
         *_routes(network, layout, cycles),
         *_stages(network, layout, certificate),
     ]
-    chart: alt.LayerChart = (
-        alt.LayerChart(layer=layers)
-        .properties(
-            width=layout.width, height=layout.height, usermeta={"wide": True}
-        )  # words fit their boxes
-        .resolve_scale(fill="independent", stroke="independent", strokeDash="independent")
-        .configure_view(stroke=None)
-    )
-    return chart
+    apart = dict.fromkeys(("fill", "stroke", "strokeDash"), "independent")
+    return {
+        "layer": layers,
+        "width": layout.width,
+        "height": layout.height,
+        "usermeta": {"wide": True},  # words fit their boxes
+        "resolve": {"scale": apart},
+        "config": {"view": {"stroke": None}, "legend": {"orient": "bottom"}},
+    }
 
 
 class _Canvas:
     """Marks at pixels."""
 
     def __init__(self, layout: Layout) -> None:
-        x = {"scale": alt.Scale(domain=[0, layout.width], nice=False), "axis": None}
-        y = {"scale": alt.Scale(domain=[layout.height, 0], nice=False), "axis": None}
-        self.x, self.y = alt.X("x:Q", **x), alt.Y("y:Q", **y)  # type: ignore[arg-type]
+        ends = {"x": [0, layout.width], "y": [layout.height, 0]}
+        self.places = {
+            at: {
+                "field": at,
+                "type": "quantitative",
+                "scale": {"domain": domain, "nice": False},
+                "axis": None,
+            }
+            for at, domain in ends.items()
+        }
 
     def draw(
         self, rows: Sequence[dict[str, Any]], mark: str, looks: dict[str, Any], **channels: Any
-    ) -> list[alt.Chart]:
+    ) -> list[Chart]:
         """Return a layer with a mark for each row; none where there are no rows."""
         if not rows:
             return []
-        chart = alt.Chart(alt.InlineData(values=list(rows)))  # of any length
-        return [getattr(chart, f"mark_{mark}")(**looks).encode(x=self.x, y=self.y, **channels)]
+        look = {"type": mark, **looks}
+        return [{"data": {"values": list(rows)}, "mark": look, "encoding": self.places | channels}]
 
-    def words(self, rows: Sequence[dict[str, Any]], **looks: Any) -> list[alt.Chart]:
+    def words(self, rows: Sequence[dict[str, Any]], **looks: Any) -> list[Chart]:
         """Return a layer with the text of each row."""
         return self.draw(
             rows,
             "text",
             {"fontSize": 11, "baseline": "middle", "align": "center"} | looks,
-            text="text:N",
+            text={"field": "text"},
         )
 
 
@@ -105,7 +112,7 @@ def _lanes(
     layout: Layout,
     cyclic: frozenset[str],
     measured: Mapping[str, float] | None,
-) -> list[alt.Chart]:
+) -> list[Chart]:
     """Draw a band for each pool, and on its left what it is."""
     canvas = _Canvas(layout)
     loads = pool_loads(network, measured)
@@ -137,7 +144,6 @@ def _lanes(
                 }
             )
     narrowest = min(lane.right - lane.left for lane in layout.lanes)
-    corners = {"x2": "x2:Q", "y2": "y2:Q"}
     with_load = [row for row in heads if row["load"] is not None]
     without_load = [row for row in heads if row["load"] is None]
     band = {"fill": "#f6f6f6", "stroke": "#bbbbbb", "strokeWidth": 0.8}
@@ -145,11 +151,11 @@ def _lanes(
     frame: dict[str, Any] = {"fillOpacity": 0, "strokeWidth": 3}
     dashed = frame | {"stroke": CYCLE, "strokeDash": list(CYCLE_DASH)}
     layers = [
-        *canvas.draw(bands, "rect", band, **corners),
-        *canvas.draw(with_load, "rect", head, fill=_load_fill(), **corners),
-        *canvas.draw(without_load, "rect", {"fill": UNKNOWN, "stroke": "#333333"}, **corners),
-        *canvas.draw(around, "rect", frame | {"stroke": "white"}, **corners),  # seen on any blue
-        *canvas.draw(around, "rect", dashed, **corners),
+        *canvas.draw(bands, "rect", band, **_CORNERS),
+        *canvas.draw(with_load, "rect", head, fill=_load_fill(), **_CORNERS),
+        *canvas.draw(without_load, "rect", {"fill": UNKNOWN, "stroke": "#333333"}, **_CORNERS),
+        *canvas.draw(around, "rect", frame | {"stroke": "white"}, **_CORNERS),  # seen on any blue
+        *canvas.draw(around, "rect", dashed, **_CORNERS),
     ]
     for ink in ("white", "black"):
         for bold, size, weight in ((True, 13, "bold"), (False, 11, "normal")):
@@ -160,18 +166,17 @@ def _lanes(
     return layers
 
 
-def _load_fill() -> alt.Fill:
+def _load_fill() -> dict[str, Any]:
     """Return the colours of loads, and their legend."""
-    legend = alt.Legend(
-        title="Load of a pool", orient="bottom", direction="horizontal", gradientLength=180,
-        values=[0, 0.5, 1], format=".1f",
-    )  # fmt: skip
-    return alt.Fill(
-        "load:Q", scale=alt.Scale(domain=[0, 1], range=list(LOADS), clamp=True), legend=legend
-    )
+    legend = {
+        "title": "Load of a pool", "direction": "horizontal",
+        "gradientLength": 180, "values": [0, 0.5, 1], "format": ".1f",
+    }  # fmt: skip
+    scale = {"domain": [0, 1], "range": list(LOADS), "clamp": True}
+    return {"field": "load", "type": "quantitative", "scale": scale, "legend": legend}
 
 
-def _routes(network: Network, layout: Layout, cycles: Sequence[frozenset[str]]) -> list[alt.Chart]:
+def _routes(network: Network, layout: Layout, cycles: Sequence[frozenset[str]]) -> list[Chart]:
     """Draw the ways of jobs, with arrows, probabilities, and the bars of forks and joins."""
     canvas = _Canvas(layout)
     served = network.pool_of_stage
@@ -211,34 +216,32 @@ def _routes(network: Network, layout: Layout, cycles: Sequence[frozenset[str]]) 
     return [
         *layers,
         *canvas.draw(rings, "point", ring),
-        *canvas.draw(_bars(layout), "rule", bar, x2="x2:Q", y2="y2:Q"),
+        *canvas.draw(_bars(layout), "rule", bar, **_CORNERS),
         *canvas.words(words, color="white", stroke="white", strokeWidth=4, opacity=0.9),
         *canvas.words(words, color="black"),
     ]
 
 
-# colour and dash of each kind of route
+_PARTS = ("stroke", "strokeDash")  # colour and dash of each kind of route
 _LOOKS = {"route": (PLAIN, [1, 0]), "route in a cycle of pools": (CYCLE, list(CYCLE_DASH))}
 
 
-def _lines(canvas: _Canvas, points: list[dict[str, Any]]) -> list[alt.Chart]:
+def _lines(canvas: _Canvas, points: list[dict[str, Any]]) -> list[Chart]:
     """Draw the ways; only a graph with a cycle needs a legend that tells its routes from others."""
     kinds = [kind for kind in _LOOKS if any(point["kind"] == kind for point in points)]
-    legend: alt.Legend | None = None
-    if len(kinds) > 1:
-        legend = alt.Legend(
-            title=None, orient="bottom", symbolType="stroke", symbolSize=400, labelLimit=240
-        )
-    colours = alt.Scale(domain=kinds, range=[_LOOKS[kind][0] for kind in kinds])
-    dashes = alt.Scale(domain=kinds, range=[_LOOKS[kind][1] for kind in kinds])
+    by = By(
+        "kind",
+        kinds,
+        looks={part: [_LOOKS[kind][i] for kind in kinds] for i, part in enumerate(_PARTS)},
+        legend=len(kinds) > 1,
+    )
     return canvas.draw(
         points,
         "line",
         {"strokeWidth": 1.6},
-        detail="route:N",
-        order="order:Q",
-        stroke=alt.Stroke("kind:N", scale=colours, legend=legend),
-        strokeDash=alt.StrokeDash("kind:N", scale=dashes, legend=legend),
+        detail={"field": "route"},
+        order={"field": "order"},
+        **by.channels(),
     )
 
 
@@ -264,7 +267,7 @@ def _early(path: Any) -> tuple[float, float]:
     return float(np.interp(at, length, path[:, 0])), float(np.interp(at, length, path[:, 1]))
 
 
-def _stages(network: Network, layout: Layout, certificate: Certificate | None) -> list[alt.Chart]:
+def _stages(network: Network, layout: Layout, certificate: Certificate | None) -> list[Chart]:
     """Draw the stages with what is asked of them, and where jobs come from."""
     canvas, model = _Canvas(layout), network.model()
     several = len(network.workflows) > 1
@@ -302,24 +305,25 @@ def _stages(network: Network, layout: Layout, certificate: Certificate | None) -
         "stroke": "#333333",
     }
     dashed = plain | {"strokeWidth": 2.4, "strokeDash": [3, 2]}
-    legend = alt.Legend(
-        title=None, orient="bottom", symbolType="square", symbolDash=[3, 2], labelLimit=240
-    )
-    stroke = alt.Stroke(
-        "marked:N", scale=alt.Scale(domain=[_VIRTUAL], range=[CYCLE]), legend=legend
-    )
+    legend = {"title": None, "symbolType": "square", "symbolDash": [3, 2], "labelLimit": 240}
+    stroke = {
+        "field": "marked",
+        "type": "nominal",
+        "scale": {"domain": [_VIRTUAL], "range": [CYCLE]},
+        "legend": legend,
+    }
     unmarked = [row for row in boxes if not row["marked"]]
     in_station = [row | {"marked": _VIRTUAL} for row in boxes if row["marked"]]
     return [
-        *canvas.draw(unmarked, "rect", plain, x2="x2:Q", y2="y2:Q"),
-        *canvas.draw(in_station, "rect", dashed, x2="x2:Q", y2="y2:Q", stroke=stroke),
+        *canvas.draw(unmarked, "rect", plain, **_CORNERS),
+        *canvas.draw(in_station, "rect", dashed, **_CORNERS, stroke=stroke),
         *canvas.words(names, fontSize=12, fontWeight="bold", limit=layout.stage_width - 8),
         *canvas.words(figures, color="#333333", fontSize=10.5, limit=layout.stage_width - 6),
         *_arrivals(canvas, network, layout),
     ]
 
 
-def _arrivals(canvas: _Canvas, network: Network, layout: Layout) -> list[alt.Chart]:
+def _arrivals(canvas: _Canvas, network: Network, layout: Layout) -> list[Chart]:
     """Write where jobs come from, and how many."""
     words = []
     begin = dict(zip(network.stages, network.model().external.tolist(), strict=True))
@@ -328,7 +332,7 @@ def _arrivals(canvas: _Canvas, network: Network, layout: Layout) -> list[alt.Cha
         stage = str(route.target)
         rate = f"{_short(begin[stage])} jobs/s" if np.isfinite(begin[stage]) else "recorded jobs"
         words += [(x, y - 21, stage.partition(".")[0], "bold"), (x, y - 7, rate, "normal")]
-    layers: list[alt.Chart] = []
+    layers: list[Chart] = []
     for weight in ("bold", "normal"):
         rows = [{"x": x, "y": y, "text": text} for x, y, text, how in words if how == weight]
         layers += canvas.words(rows, fontWeight=weight, limit=layout.stage_width)

@@ -127,10 +127,6 @@ def plan(
     )  # fmt: skip
     announce_compilation()
     answer = answered(chosen, None if form.as_json else _first_ranking, "" if prices else said)
-    if form.figures is not None:
-        from penstock.planning.charts import figures as drawings
-
-        form.draw(drawings(answer.plan, answer.day))
     form.show(answer.page(), answer.as_dict())
     if manifest is not None:
         write_whole(manifest, answer.manifest(manifest).encode())

@@ -264,7 +264,7 @@ def _frontier(plan: "Plan") -> list[Section]:
         return []
 
     def figures() -> list[Figure]:
-        from penstock.planning.charts import frontier_figure
+        from penstock.planning.figures import frontier_figure
 
         by_cost = sorted(plan.evaluated, key=lambda one: (one.deployment.cost, one.deployment.name))
         unseen = f"The first {_MOST_DRAWN} of {len(by_cost):,}." if by_cost[_MOST_DRAWN:] else ""

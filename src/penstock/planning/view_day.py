@@ -39,7 +39,7 @@ def day_section(day: "DayPlan") -> Section:
     every = -(-len(day.periods) // _MOST_INTERVALS)
 
     def figures() -> list[Figure]:
-        from penstock.planning.charts import day_figure
+        from penstock.planning.figures import day_figure
 
         return [day_figure(day, [] if every == 1 else [_day_table(day, 1)])]
 

@@ -1,73 +1,95 @@
-"""Figures: one declarative chart each, written as SVG and PNG without a browser."""
+"""Charts of figures as files: beside one another, or for a phone, written as SVG and PNG without a
+browser.
+"""
 
 import copy
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import altair as alt
 import vl_convert as vlc
 
 from penstock.errors import InputError
 from penstock.show.files import write_whole
+from penstock.show.page import Page
+from penstock.show.plot import GANTT_WIDTH, GRID, Chart
 
-Chart = TypeVar("Chart", alt.LayerChart, alt.HConcatChart, alt.ConcatChart)
-Drawing = TypeVar("Drawing", bound=alt.TopLevelMixin)
-
-# Okabe and Ito's colours, told apart by colour-blind readers; dashes tell the lines apart on a grey
-# printer.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES = ((1, 0), (6, 3), (2, 2), (8, 3, 2, 3), (10, 4), (4, 2, 1, 2), (1, 3))
-GRID = "#ebebeb"
-
-SHORT = "datum.label === '' ? '' : format(datum.value, abs(datum.value) >= 1000 ? '.3~s' : '.3~g')"
-"""Labels of axes and legends: 20k, but 0.2 and not 200m, which nobody reads as a fifth of a second.
-"""
-FILL, OUTLINE, RAY = COLOURS[0], COLOURS[1], "#555555"
-
-GANTT_WIDTH = 680
-"""Pixels of charts that need their width, and scroll on a phone."""
+_PHONE_WIDTH, _PHONE_PAGE, _TITLE_LETTERS = 280, 350, 42
+_ROWS = ("hconcat", "vconcat", "concat")
+_LETTER, _LEAST_LETTERS = 6.5, 80  # px, and how many, of a line under a chart
 
 
-def on_grid(chart: Drawing) -> Drawing:
-    """Return a figure with the faint grid that all have."""
-    gridded: Drawing = chart.configure_axis(gridColor=GRID)
-    return gridded
+def specification(chart: Any) -> Chart:
+    """Return a chart on the faint grid that all have, as plain data, which one of Altair is not."""
+    plain: Chart = chart if isinstance(chart, dict) else chart.to_dict()
+    config = plain.get("config", {})
+    return plain | {"config": config | {"axis": {"gridColor": GRID} | config.get("axis", {})}}
 
 
-def side_by_side(panels: list[alt.Chart], about: str) -> alt.HConcatChart:
-    """Put panels in a row over one line that says what was simulated."""
-    return with_line_under(on_grid(alt.hconcat(*panels)), about)
+def whole(charts: Iterable[Chart], columns: int = 3, under: Iterable[str] = ()) -> Chart:
+    """Return charts beside one another as one, over paragraphs that say what they show."""
+    parts = list(charts)
+    together: Chart = {"concat": parts, "columns": columns}
+    colours = [scales for part in parts if (scales := _colours(part))]
+    if any(scales != colours[0] for scales in colours):  # else one legend does for all
+        apart = dict.fromkeys(("color", "strokeDash", "shape"), "independent")
+        together["resolve"] = {"scale": apart}
+    texts = list(filter(None, under))
+    if len(parts) == 1 and not ("title" in parts[0] and texts):  # a chart has one title
+        together = parts[0]
+    if not texts:
+        return together
+    wide = sum(sorted(map(_widest, parts), reverse=True)[:columns])
+    letters = max(int(wide / _LETTER), _LEAST_LETTERS)
+    lines = [line for text in texts for line in textwrap.wrap(text, letters)]
+    about = {"anchor": "start", "fontWeight": "normal", "fontSize": 12, "orient": "bottom"}
+    return together | {"title": about | {"text": lines, "offset": 12}}
 
 
-def line_channels(column: str, names: Sequence[str], legend: alt.Legend | None) -> dict[str, Any]:
-    """Return colour and dash by name, one legend for both; no two of 49 names look the same."""
-    many = len(COLOURS)
-    colours = [COLOURS[i % many] for i in range(len(names))]
-    dashes = [list(DASHES[(i + i // many) % many]) for i in range(len(names))]
-    field, domain = f"{column}:N", list(names)
-    return {
-        "color": alt.Color(field, scale=alt.Scale(domain=domain, range=colours), legend=legend),
-        "strokeDash": alt.StrokeDash(
-            field, scale=alt.Scale(domain=domain, range=dashes), legend=legend
-        ),
-    }
+def _colours(part: Chart) -> list[Any]:
+    """Return the scales of colours in a chart."""
+    encodings = (layer["encoding"] for layer in part.get("layer", [part]))
+    return [of["color"]["scale"] for of in encodings if "scale" in of.get("color", {})]
 
 
-def with_line_under(chart: Chart, about: str) -> Chart:
-    """Return the chart with a line of text below it."""
-    title = alt.TitleParams(
-        about, anchor="start", fontWeight="normal", fontSize=12, orient="bottom", offset=12
+def save_page(page: Page, folder: Path) -> list[Path]:
+    """Write the figures of a page, each as one chart of its own."""
+    figures = [figure for section in page.sections for figure in section.figures()]
+    # A title may be no more than the name of a file.
+    under = page.heading or page.title
+    return save(
+        {
+            figure.name: whole(figure.charts.values(), figure.columns, (under, figure.caption))
+            for figure in figures
+        },
+        folder,
     )
-    return chart.properties(title=title) if about else chart
+
+
+def save(charts: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write each chart as ``name.svg`` and ``name.png``, once all of them are drawn."""
+    drawn: dict[Path, bytes] = {}
+    for name, chart in charts.items():
+        spec = specification(chart)
+        drawn[folder / f"{name}.svg"] = vlc.vegalite_to_svg(spec).encode()
+        drawn[folder / f"{name}.png"] = vlc.vegalite_to_png(spec, scale=2)
+    for path, content in drawn.items():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(path, content)
+        except OSError as error:
+            raise InputError(
+                f"cannot write {path}: {error.strerror}; give another folder"
+            ) from None
+    return list(drawn)
 
 
 def stacked(chart: Any) -> Any:
     """Return a chart for a phone: panels below one another, at most 280 px wide, legends below."""
     # Returned as it is: one that is as narrow already, that needs its width (such as a Gantt chart;
     # of panels, those with ``usermeta: {wide: true}``), or whose width is not in pixels.
-    before = chart.to_dict()
+    before = specification(chart)
     after = copy.deepcopy(before)
     if _sized_otherwise(before) or "usermeta" in before:
         return chart
@@ -92,20 +114,10 @@ def stacked(chart: Any) -> Any:
         config[part] = config.get(part, {}) | values
     if not narrower:
         after["usermeta"] = {"wide": True}
-    kind = next((kind for part, kind in _KINDS.items() if part in after), alt.Chart)
-    return kind.from_dict(after, validate=False)  # which is long: it is done when it is drawn
+    return after
 
 
-_PHONE_WIDTH, _PHONE_PAGE, _TITLE_LETTERS = 280, 350, 42
-_ROWS = ("hconcat", "vconcat", "concat")
-_KINDS: dict[str, Any] = {
-    "vconcat": alt.VConcatChart,
-    "concat": alt.ConcatChart,
-    "layer": alt.LayerChart,
-}
-
-
-def _sized_otherwise(part: dict[str, Any]) -> bool:
+def _sized_otherwise(part: Chart) -> bool:
     """Return whether a panel is a table of panels, or its steps or container set its width."""
     if {"facet", "repeat"} & part.keys() or {"facet", "column", "row"} & part.get(
         "encoding", {}
@@ -127,7 +139,7 @@ def _widest(part: Any) -> float:
     return max([width if isinstance(width, int | float) else 0, *inner])
 
 
-def _stack(part: dict[str, Any], narrower: bool) -> None:
+def _stack(part: Chart, narrower: bool) -> None:
     """Change a specification and those in it; widths only where the panels may be narrower."""
     if "hconcat" in part:
         part["vconcat"] = part.pop("hconcat")
@@ -142,21 +154,3 @@ def _stack(part: dict[str, Any], narrower: bool) -> None:
         part["title"] = title | {"text": textwrap.wrap(title["text"], _TITLE_LETTERS) or ""}
     for each in (*part.get("vconcat", ()), *part.get("concat", ())):
         _stack(each, narrower)
-
-
-def save(charts: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write each chart as ``name.svg`` and ``name.png``, once all of them are drawn."""
-    drawn: dict[Path, bytes] = {}
-    for name, chart in charts.items():
-        specification = chart.to_json()
-        drawn[folder / f"{name}.svg"] = vlc.vegalite_to_svg(specification).encode()
-        drawn[folder / f"{name}.png"] = vlc.vegalite_to_png(specification, scale=2)
-    for path, content in drawn.items():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_whole(path, content)
-        except OSError as error:
-            raise InputError(
-                f"cannot write {path}: {error.strerror}; give another folder"
-            ) from None
-    return list(drawn)

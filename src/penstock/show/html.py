@@ -18,6 +18,7 @@ from penstock.errors import InputError
 from penstock.show import charts
 from penstock.show.files import write_whole
 from penstock.show.page import BAD, GOOD, OPEN, Page, tone
+from penstock.show.plot import GRID
 
 _LOOK = {
     "aria": False,  # the chart has one description, its marks need none
@@ -40,7 +41,7 @@ _LOOK = {
         "labelFontSize": 12,
         "layout": {"bottom": {"anchor": "start", "direction": "vertical", "margin": 8}},
     },
-    "axis": {"gridColor": charts.GRID, "labelFontSize": 12, "titleFontSize": 12},
+    "axis": {"gridColor": GRID, "labelFontSize": 12, "titleFontSize": 12},
     "title": {"fontSize": 13, "anchor": "start", "limit": 380},
 }
 
@@ -83,8 +84,8 @@ def rendered(template: str, **values: Any) -> str:
 
 def _svg(chart: Any, text: str, prefix: str) -> Markup:
     """Draw a chart that scales to its container, with a text alternative and ids of its own."""
-    specification = chart.to_dict()
-    specification["config"] = specification.get("config", {}) | _LOOK
+    specification = charts.specification(chart)
+    specification = specification | {"config": specification.get("config", {}) | _LOOK}
     drawing = vlc.vegalite_to_svg(specification)
     start = drawing.index(">") + 1
     size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawing[:start])

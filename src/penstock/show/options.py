@@ -74,22 +74,19 @@ class Form:
         sys.stdout.flush()
         self.begun = len(lines)
 
-    def draw(self, drawings: dict[str, Any]) -> None:
-        """Write figures, and say so."""
-        from penstock.show import charts
-
-        assert self.figures is not None
-        self.written("Figures", charts.save(drawings, self.figures))
-
     def written(self, what: str, paths: list[Path]) -> None:
         """Say on standard error which files were written, unless JSON is asked for."""
         if not self.as_json:
             print(f"{what}: {', '.join(map(str, paths))}", file=sys.stderr)
 
     def show(self, page: "Page", document: dict[str, Any], *, is_no: bool = False) -> None:
-        """Print an answer as words or one JSON document, after writing the page where asked; then
+        """Print an answer as words or one JSON document, after writing what else is asked for; then
         leave with a status that says so where it is no.
         """
+        if self.figures is not None:
+            from penstock.show import charts
+
+            self.written("Figures", charts.save_page(page, self.figures))
         if self.report is not None:
             from penstock.show import html
 

@@ -131,13 +131,15 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """Charts that belong together."""
+    """Charts that belong together: on a page each scales on its own, in a file they are one."""
 
+    name: str  # of its file
     title: str  # what is drawn
-    # By what a reader who cannot see them should be told; each scales on its own.
+    # By what a reader who cannot see them should be told (`penstock.show.plot`).
     charts: Mapping[str, Any]
-    tables: Sequence[Table]  # the figures that are drawn
+    tables: Sequence[Table] = ()  # the figures that are drawn
     caption: str = ""  # how to read it
+    columns: int = 3  # of charts beside one another in its file
     # A phone shows its charts with panels below one another, or lets those that need their width
     # scroll sideways, instead of shrinking them below legibility.
     wide: bool = False

@@ -68,10 +68,6 @@ def sweep(
 
         with progress.bar("Finding the stable rates") as show_rates:
             table = with_stable_rates(chosen, table, progress=show_rates)
-    if form.figures is not None:
-        from penstock.sweeping.charts import figures as drawings
-
-        form.draw(drawings(table, names))
     form.show(sweep_page(table, names, scenario.stem, sort), document)
 
 

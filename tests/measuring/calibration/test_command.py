@@ -64,10 +64,17 @@ def test_files_are_written(penstock: Callable[..., Said], results: Path, tmp_pat
     assert penstock("calibrate", results, *FEW, *outputs, "--description", "my server")[0] == 0
     assert read_batch_time(tmp_path / "found.yaml").description == "my server"
     names = {path.name for path in (tmp_path / "figures").iterdir()}
-    assert names == {
-        f"{name}.{end}" for name in ("predicted_over_measured", "errors_by_load") for end in ("svg", "png")
-    }
+    assert names == {f"predicted_over_measured.{end}" for end in ("svg", "png")}
     assert "Mean relative errors over 1 row that was not used to fit, of 3" in (tmp_path / "page.html").read_text()
+
+
+def test_errors_are_drawn_over_the_load_where_it_was_measured(penstock: Callable[..., Said], tmp_path: Path) -> None:
+    header, *rows = TABLE.splitlines()
+    timed = [f"{header},duration_s", *(f"{row},{seconds}" for row, seconds in zip(rows, (200, 33, 17), strict=True))]
+    (tmp_path / "mine.csv").write_text("\n".join(timed) + "\n")
+    assert penstock("calibrate", tmp_path / "mine.csv", *FEW, "--figures", tmp_path / "f")[0] == 0
+    assert {path.stem for path in (tmp_path / "f").iterdir()} == {"predicted_over_measured", "errors_by_load"}
+    assert "Requests/s over what the server carries" in (tmp_path / "f" / "errors_by_load.svg").read_text()
 
 
 @pytest.mark.parametrize(

@@ -78,10 +78,6 @@ def calibrate(
     names = in_short(results)
     if output is not None:
         _write(answer, output, description, names, form)
-    if form.figures is not None:
-        from penstock.measuring.calibration import charts
-
-        form.draw(charts.figures(answer))
     form.show(answer.page(names), answer.as_dict(), is_no=bool(answer.missed))
 
 

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.measuring.calibration.calibration import LESS, METRICS, Calibration
+from penstock.measuring.calibration.figures import calibration_figures
 from penstock.measuring.calibration.judge import MISSED
 from penstock.measuring.calibration.quantities import ALL_UNITS, quantity
-from penstock.show.page import MOST_LINES, Fact, Figure, Line, Page, Section, Table
+from penstock.show.page import MOST_LINES, Fact, Line, Page, Section, Table
 from penstock.words import counted, sentence
 
 # What each parameter is the cost of.
@@ -60,7 +61,7 @@ def calibration_page(answer: Calibration, names: str = "") -> Page:
             notes=answer.notes,
             why=True,
         ),
-        Section("Predicted and measured", figures=lambda: [_figure(answer)]),
+        Section("Predicted and measured", figures=lambda: calibration_figures(answer)),
         Section(
             "Every row",
             ["Measured, predicted by the model, and how far off."],
@@ -258,14 +259,3 @@ def _files(answer: Calibration) -> str:
         which = f"row {numbers[0]}" if len(numbers) == 1 else f"rows {numbers[0]} to {numbers[-1]}"
         parts.append(f"{which} {run[0]}")
     return f"Files: {', '.join(parts)}."
-
-
-def _figure(answer: Calibration) -> Figure:
-    from penstock.measuring.calibration import charts
-
-    drawn = {"Predicted over measured times of each row": charts.predicted_over_measured(answer)}
-    caption = "Points on the line are predicted exactly."
-    if answer.rows["requests_per_s_measured"].count():
-        drawn["Relative errors of each row by its load"] = charts.errors_by_load(answer)
-        caption += " Errors beyond 50% stand at the edge."
-    return Figure("Predicted and measured", drawn, [], caption, wide=True)

@@ -57,12 +57,4 @@ def fit(
 
         write_batch_time(output, found.as_file(description))
         form.written("Batch-time file", [output])
-    if form.figures is not None:
-        from penstock.measuring.fitting import charts as plotting_fit
-
-        charts = {
-            "batch_time_fit": plotting_fit.fitted_line(found),
-            "batch_time_errors": plotting_fit.relative_errors(found),
-        }
-        form.draw(charts)
     form.show(found.page(), found.as_dict())

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 from penstock.measuring.fitting.families import COMPOSED
+from penstock.measuring.fitting.figures import fit_figures
 from penstock.measuring.fitting.fit import Fit
 from penstock.measuring.fitting.relative_errors import QUALITY
 from penstock.show.answers import filled, page_of, table
-from penstock.show.page import Figure, Line, Page, Section, Table
+from penstock.show.page import Line, Page, Section, Table
 from penstock.words import sentence
 
 # Formulas by token load b.
@@ -55,7 +56,7 @@ def fit_page(fit: Fit) -> Page:
         compared = table(fit.candidates, strong=strong)
         sections.append(Section("Candidates", [_HELD_OUT], tables=[compared]))
     every = [_table(rows)] if len(shown) < len(rows) else []
-    sections.append(Section("Measured and fitted", figures=lambda: [_figure(fit, every)]))
+    sections.append(Section("Measured and fitted", figures=lambda: fit_figures(fit, every)))
     return Page(
         title=f"Batch time of {fit.batches.source}",
         sections=sections,
@@ -134,18 +135,3 @@ def _table(rows: Sequence[tuple[str, ...]]) -> Table:
 
 def _digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= _PLAIN else f"{value:,.4g}"
-
-
-def _figure(fit: Fit, tables: Sequence[Table]) -> Figure:
-    from penstock.measuring.fitting import charts
-
-    return Figure(
-        "Batch times and relative errors",
-        {
-            "Measured batch times over token load, with the model": charts.fitted_line(fit),
-            "Relative error of each batch over its token load": charts.relative_errors(fit),
-        },
-        tables,
-        "Black: the model; of a composition, what it predicts for each batch. Crosses: batches "
-        "left out of the fit.",
-    )

@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import altair as alt
 import pytest
 
 import penstock as ps
-from penstock.planning import charts as plotting_plan
+from penstock.planning import figures as plotting_plan
+from penstock.planning.answers import Answers
 from penstock.planning.day import DayPlan, plan_day
 from penstock.planning.plan import Plan, plan
 from penstock.planning.rates import RateProfile
@@ -37,7 +39,7 @@ def day(found: Plan) -> DayPlan:
 
 
 def rows_of(chart: Any) -> list[dict[str, Any]]:
-    return [row for data in chart.to_dict()["datasets"].values() for row in data]
+    return [row for part in (chart, *chart["layer"]) for row in part.get("data", {"values": []})["values"]]
 
 
 def test_every_stable_deployment_that_was_simulated_is_drawn_and_one_is_the_answer(found: Plan) -> None:
@@ -52,14 +54,14 @@ def test_every_stable_deployment_that_was_simulated_is_drawn_and_one_is_the_answ
 
 def test_the_target_is_a_line_with_its_name_and_axes_have_units(found: Plan) -> None:
     chart = plotting_plan.frontier_chart(found)
-    assert {row["latency_s"] for row in rows_of(chart) if row.get("text") == "ttft_p99<2s"} == {2.0}
-    encoding = chart.to_dict()["layer"][-1]["encoding"]
+    assert {row["x"] for row in rows_of(chart) if row.get("text") == "ttft_p99<2s"} == {2.0}
+    encoding = chart["layer"][-1]["encoding"]
     assert encoding["x"]["title"].startswith("TTFT p99 (s")
     assert encoding["y"]["title"] == "Cost (accelerators)"
 
 
 def test_what_became_of_a_deployment_differs_in_shape_and_not_in_colour_alone() -> None:
-    shapes = [shape for _, shape in plotting_plan._LOOKS.values()]
+    shapes = [shape for _, shape in plotting_plan._STATES.values()]
     assert len(set(shapes)) == len(shapes)
 
 
@@ -71,13 +73,13 @@ def test_the_day_draws_what_follows_it_the_static_fleet_and_what_theory_needs(da
     assert following == [period.replicas for period in day.periods]
     assert set(static) == {day.deployment.replicas}
     assert all(least <= planned for least, planned in zip(needed, following, strict=True))
-    replicas = rows_of(plotting_plan.day_panels(day)["replicas"])
+    replicas = rows_of(list(plotting_plan.day_charts(day).values())[1])
     assert max(row["hour"] for row in replicas) == 24
 
 
 def test_figures_can_be_written_and_what_is_missing_is_left_out(found: Plan, day: DayPlan, tmp_path: Path) -> None:
-    assert plotting_plan.figures(None) == {}
-    drawings = plotting_plan.figures(found, day)
-    assert list(drawings) == ["frontier", "day"]
-    assert len(charts.save(drawings, tmp_path)) == 4
+    answers = Answers("cluster", found, day)
+    for chart in [plotting_plan.frontier_chart(found), *plotting_plan.day_charts(day).values()]:
+        alt.LayerChart.from_dict(chart)  # refuses what Vega-Lite does not know
+    assert [path.stem for path in charts.save_page(answers.page(), tmp_path)] == ["frontier"] * 2 + ["day"] * 2
     assert "Requests/s" in (tmp_path / "day.svg").read_text()

@@ -5,22 +5,19 @@ import re
 from pathlib import Path
 from typing import Any
 
+import altair as alt
 import numpy as np
 import pytest
 
 import penstock as ps
 from penstock.checking import flood_test
-from penstock.checking.charts_network import (
-    flood_paths,
-    queue_lengths,
-    queue_panels,
-    stage_queues,
-)
+from penstock.checking.figures_network import flood_figure, flood_paths, queue_figure, stage_queues
 from penstock.checking.graph import CYCLE, CYCLE_DASH, DARK, LOADS, PLAIN, load_in_words, network_graph, pool_loads
 from penstock.checking.graph_layout import BAR, HEADER, HEIGHT, STUB, Layout, network_layout, network_ways, pool_cycles
 from penstock.checking.verdict import verdict
 from penstock.scenario.scenario import read_scenario
 from penstock.show import charts
+from penstock.show.page import Page, Section
 from penstock.simulation.simulate import simulate
 from penstock.system.network import Network, Pool
 from penstock.theory.certify import certify
@@ -132,9 +129,7 @@ each_network = pytest.mark.parametrize("network", [pytest.param(make(), id=name)
 
 def layers(chart: Any) -> list[dict[str, Any]]:
     """Return the layers of a chart, the rows of each under ``rows``."""
-    specification = chart.to_dict()
-    sets = specification["datasets"]
-    return [layer | {"rows": sets[layer["data"]["name"]]} for layer in specification["layer"]]
+    return [layer | {"rows": layer.get("data", chart.get("data"))["values"]} for layer in chart["layer"]]
 
 
 def words(chart: Any) -> list[str]:
@@ -365,21 +360,21 @@ def test_every_flood_is_a_line_between_the_barriers_of_the_test(stability: flood
     for flood in stability.floods:
         path = [(row["time"], row["work"]) for row in lines["rows"] if row["stage"] == flood.stage]
         np.testing.assert_allclose(path, np.column_stack([flood.path[:, 0], flood.path[:, 1].clip(low)]))
-    (rules,) = [layer for layer in drawn if layer["mark"]["type"] == "rule"]
-    assert [row["work"] for row in rules["rows"]] == [
+    rules = [layer for layer in drawn if layer["mark"]["type"] == "rule"]
+    assert [row["y"] for layer in rules for row in layer["rows"]] == [
         flood_test.FALLEN,
         min(flood.barrier for flood in stability.floods),
     ]
-    assert lines["encoding"]["y"]["title"] == "Work over that at the start"
+    assert lines["encoding"]["y"]["title"] == "Work over that at the start (log scale)"
     assert lines["encoding"]["x"]["title"] == "Time (s)"
 
 
 def test_queues_are_drawn_by_pool_with_the_requests_of_the_run() -> None:
     network = nested()
     run = simulate(network, jobs=300, seed=1)
-    panels = queue_panels(run)
-    assert list(panels) == list(network.pools)
-    shown = [stage for p in panels.values() for stage in p.to_dict()["encoding"]["color"]["scale"]["domain"]]
+    panels = list(queue_figure(run).charts.values())
+    assert [panel["title"] for panel in panels] == [f"Requests at {pool}" for pool in network.pools]
+    shown = [stage for panel in panels for stage in panel["layer"][0]["encoding"]["color"]["scale"]["domain"]]
     assert sorted(shown) == sorted(network.stages)
     queues = stage_queues(run)
     rows = run.requests
@@ -395,21 +390,22 @@ def test_queues_are_drawn_by_pool_with_the_requests_of_the_run() -> None:
 
 def test_figures_of_networks_are_written(stability: flood_test.Stability, tmp_path: Path) -> None:
     run = simulate(chain(), jobs=200, seed=1)
-    drawings = {
-        "floods": flood_paths(stability),
-        "queues": queue_lengths(run),
-    }
-    written = charts.save(drawings, tmp_path)
+    section = Section("Floods and queues", figures=lambda: [flood_figure(stability), queue_figure(run)])
+    for figure in section.figures():
+        for chart in figure.charts.values():
+            alt.LayerChart.from_dict(chart)  # refuses what Vega-Lite does not know
+    alt.LayerChart.from_dict(network_graph(chain()))
+    written = charts.save_page(Page("chain", sections=[section]), tmp_path)
     assert len(written) == 4
-    text = (tmp_path / "queues.svg").read_text()
+    text = (tmp_path / "queue_lengths.svg").read_text()
     assert all(words in text for words in ("Requests at a", "Requests at c", "Time (s)", "line.2"))
 
 
 def test_more_stages_than_colours_still_look_different() -> None:
     calls = [("a", 10, 10)] * 12
     run = simulate(Network({"a": Pool(SERVER)}, [Workflow.chain("long", ARRIVALS, calls)]), jobs=20, seed=1)
-    (panel,) = queue_panels(run).values()
-    encoding = panel.to_dict()["encoding"]
+    (panel,) = queue_figure(run).charts.values()
+    encoding = panel["layer"][0]["encoding"]
     looks = zip(encoding["color"]["scale"]["range"], map(tuple, encoding["strokeDash"]["scale"]["range"]), strict=True)
     assert len(set(looks)) == 12
 
