@@ -9,6 +9,7 @@ from penstock.checking.enough_requests import MOST_TIMES_LONGER
 from penstock.checking.head import BECAUSE, MIDDLE
 from penstock.checking.view import traffic
 from penstock.planning.aim import MOST_ROWS
+from penstock.planning.figures import frontier_figure
 from penstock.planning.view_day import day_line, day_section, job_line, job_section
 from penstock.planning.why import in_words, shortfalls
 from penstock.show.page import MOST_LINES, Fact, Figure, Line, Page, Section, Table
@@ -264,8 +265,6 @@ def _frontier(plan: "Plan") -> list[Section]:
         return []
 
     def figures() -> list[Figure]:
-        from penstock.planning.figures import frontier_figure
-
         by_cost = sorted(plan.evaluated, key=lambda one: (one.deployment.cost, one.deployment.name))
         unseen = f"The first {_MOST_DRAWN} of {len(by_cost):,}." if by_cost[_MOST_DRAWN:] else ""
         table = _evaluations(plan, by_cost[:_MOST_DRAWN])

@@ -4,8 +4,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from penstock.planning.figures import day_figure
 from penstock.planning.rates import HOUR_S, clock
-from penstock.show.page import Fact, Figure, Line, Section, Table
+from penstock.show.page import Fact, Line, Section, Table
 from penstock.words import amount, counted, seconds, span, span_of_time
 
 if TYPE_CHECKING:
@@ -38,18 +39,13 @@ def day_section(day: "DayPlan") -> Section:
     rates = f"{amount(float(day.profile.rates.min()))} to {amount(day.profile.peak)} requests/s"
     every = -(-len(day.periods) // _MOST_INTERVALS)
 
-    def figures() -> list[Figure]:
-        from penstock.planning.figures import day_figure
-
-        return [day_figure(day, [] if every == 1 else [_day_table(day, 1)])]
-
     asked = f"{day.profile.name}, {rates}; {' and '.join(map(str, day.targets))}."
     return Section(
         "Over the day",
         [asked, f"{_replicas(day)} of {day.deployment.family}."],
         facts=_day_facts(day),
         tables=[_day_table(day, every)],
-        figures=figures,
+        figures=lambda: [day_figure(day, [] if every == 1 else [_day_table(day, 1)])],
         notes=day.notices,
         why=True,
     )

@@ -14,7 +14,7 @@ from penstock.show.plot import COLOURS, Axis, By, Chart, heat_map, mark, plot
 from penstock.sweeping.fields import resolved
 from penstock.sweeping.points import SHOWN, Varied, averages, varied
 from penstock.sweeping.stable_rates import KNOWN, RATE, is_rate
-from penstock.sweeping.view import cell, heads, points_table
+from penstock.sweeping.tables import cell, heads, points_table
 from penstock.words import METRICS, digits
 
 # of points, by verdict

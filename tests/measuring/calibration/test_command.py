@@ -70,8 +70,8 @@ def test_files_are_written(penstock: Callable[..., Said], results: Path, tmp_pat
 
 def test_errors_are_drawn_over_the_load_where_it_was_measured(penstock: Callable[..., Said], tmp_path: Path) -> None:
     header, *rows = TABLE.splitlines()
-    timed = [f"{header},duration_s", *(f"{row},{seconds}" for row, seconds in zip(rows, (200, 33, 17), strict=True))]
-    (tmp_path / "mine.csv").write_text("\n".join(timed) + "\n")
+    served = [f"{header},rps", *(f"{row},{rate}" for row, rate in zip(rows, (1.0, 5.9, 11.5), strict=True))]
+    (tmp_path / "mine.csv").write_text("\n".join(served) + "\n")
     assert penstock("calibrate", tmp_path / "mine.csv", *FEW, "--figures", tmp_path / "f")[0] == 0
     assert {path.stem for path in (tmp_path / "f").iterdir()} == {"predicted_over_measured", "errors_by_load"}
     assert "Requests/s over what the server carries" in (tmp_path / "f" / "errors_by_load.svg").read_text()
