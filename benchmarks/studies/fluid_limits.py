@@ -38,7 +38,7 @@ def trajectories(path: ps.FluidPath, runs: dict[int, ps.Run], about: str) -> alt
         title=["Requests at the start", "(the scale of a run)"], symbolStrokeWidth=2, symbolSize=300
     )
     colours = [*(COLOURS[i % 6] for i in range(len(runs))), "#000000"]
-    dashes = [*(list(DASHES[1 + i % 6]) for i in range(len(runs))), [1, 0]]
+    dashes = [*(DASHES[1 + i % 6] for i in range(len(runs))), [1, 0]]
     shared = {
         "x": alt.X(
             "time:Q",

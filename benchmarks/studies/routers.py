@@ -163,7 +163,7 @@ def drawn(rows: list[dict[str, object]]) -> alt.HConcatChart:
     names = [*NAMED, jsq_counting.name]
     table = pl.DataFrame(rows).filter(pl.col("router").is_in(names))
     colour = alt.Scale(domain=names, range=[*COLOURS, "#999999"])
-    dashes = alt.Scale(domain=names, range=[list(dash) for dash in (*DASHES, (1, 3))])
+    dashes = alt.Scale(domain=names, range=[*DASHES, [1, 3]])
     panels = [
         alt.Chart(table.filter(pl.col("case") == title), title=title)
         .mark_line(point=True)

@@ -101,7 +101,7 @@ def luminance(colour: str) -> float:
 
 
 def test_colours_and_dashes_are_all_different() -> None:
-    assert len(set(COLOURS)) == len(COLOURS) == len(set(DASHES)) == len(DASHES)
+    assert len(set(COLOURS)) == len(COLOURS) == len(set(map(tuple, DASHES))) == len(DASHES)
 
 
 def test_a_policy_without_latency_leaves_the_colours_of_the_others_alone(runs: dict[str, ps.Run]) -> None:

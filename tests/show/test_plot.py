@@ -12,7 +12,7 @@ from penstock.show.plot import COLOURS, DASHES, SPREAD, Axis, By, Chart, heat_ma
 
 TABLE = pl.DataFrame({"x": [1.0, 2.0, 3.0], "y": [10.0, 200.0, 3_000.0], "name": ["a", "b", "a"]})
 NAMES = By("name", ["a", "b"], "Name")
-SHAPED = By("name", ["a", "b"], None, {"color": COLOURS[:2], "shape": ("circle", "cross")})
+SHAPED = By("name", {"a": (COLOURS[0], "circle"), "b": (COLOURS[1], "cross")}, look="color shape")
 X, Y = Axis("Time (s)"), Axis("Tokens")
 
 
@@ -78,7 +78,7 @@ def test_a_mark_has_only_the_looks_that_it_can_show() -> None:
 
 
 def test_what_comes_first_decides_where_two_tell_a_mark_apart() -> None:
-    verdicts = By("state", ["stable"], looks={"color": ["#000000"], "shape": ["circle"]})
+    verdicts = By("state", {"stable": ("#000000", "circle")}, look="color shape")
     both = encoding(plot(TABLE, mark("point", "x", "y", NAMES, verdicts), x=X, y=Y))
     assert both["color"]["field"] == "name"
     assert both["shape"]["field"] == "state"

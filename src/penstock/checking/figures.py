@@ -41,6 +41,7 @@ _OUTLINES = {
     "policy's own region": (COLOURS[1], [7, 3]),
     "ray of the load": ("#555555", [2, 2]),
 }
+_ENDS = {"offered load": ("diamond", "black"), "most along its ray": ("circle", "white")}
 
 
 def token_figure(runs: Mapping[str, Run]) -> Figure:
@@ -204,20 +205,16 @@ def region_chart(
         edge = region.scale(point) * np.array(point)
         far = max(edge, np.array(point), key=np.linalg.norm)
         lines["ray of the load"] = np.array([(0.0, 0.0), far])
-    colours, dashes = ([_OUTLINES[name][part] for name in lines] for part in (0, 1))
-    by = By("line", list(lines), looks={"color": colours, "strokeDash": dashes})
+    by = By("line", {name: _OUTLINES[name] for name in lines})
     parts = [_path(path).with_columns(line=pl.lit(name)) for name, path in lines.items()]
     along = {"order": "order"}
     marks.append(mark("line", "prefill", "decode", by, table=pl.concat(parts), more=along))
     if point is not None:
-        ends = {"offered load": point, "most along its ray": (edge[0], edge[1])}
-        at = [
-            {"prefill": float(x), "decode": float(y), "at": name} for name, (x, y) in ends.items()
-        ]
-        looks = {"shape": ("diamond", "circle"), "fill": ("black", "white")}
+        ends = np.array([point, edge], float)
+        at = pl.DataFrame({"prefill": ends[:, 0], "decode": ends[:, 1], "at": list(_ENDS)})
         ring: dict[str, Any] = {"size": 110, "filled": False, "stroke": "black", "strokeWidth": 1.5}
-        on_ray = By("at", list(ends), looks=looks)
-        marks.append(mark("point", "prefill", "decode", on_ray, table=pl.DataFrame(at), **ring))
+        on_ray = By("at", _ENDS, look="shape fill")
+        marks.append(mark("point", "prefill", "decode", on_ray, table=at, **ring))
     inside = mark(
         "line", "prefill", "decode", more=along, fill=COLOURS[0], fillOpacity=0.12, strokeWidth=0
     )
@@ -311,7 +308,7 @@ def gantt(run: Run, batches: int = _BATCHES) -> Chart:
         start_s=(pl.col("arrival_ns") * 1e-9).clip(start, end),
         end_s=(pl.col("finish_ns") * 1e-9).fill_null(end).clip(start, end),
     )
-    by = By("phase", list(PHASES), "Tokens in a batch", {"color": list(PHASES.values())})
+    by = By("phase", {name: [ink] for name, ink in PHASES.items()}, "Tokens in a batch", "color")
     until = {"x2": "end_s"}
     marks = [
         mark("rule", "start_s", table=window, color="#d0d0d0", strokeWidth=0.7),

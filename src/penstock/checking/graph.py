@@ -222,19 +222,15 @@ def _routes(network: Network, layout: Layout, cycles: Sequence[frozenset[str]]) 
     ]
 
 
-_PARTS = ("stroke", "strokeDash")  # colour and dash of each kind of route
+# colour and dash of each kind of route
 _LOOKS = {"route": (PLAIN, [1, 0]), "route in a cycle of pools": (CYCLE, list(CYCLE_DASH))}
 
 
 def _lines(canvas: _Canvas, points: list[dict[str, Any]]) -> list[Chart]:
     """Draw the ways; only a graph with a cycle needs a legend that tells its routes from others."""
     kinds = [kind for kind in _LOOKS if any(point["kind"] == kind for point in points)]
-    by = By(
-        "kind",
-        kinds,
-        looks={part: [_LOOKS[kind][i] for kind in kinds] for i, part in enumerate(_PARTS)},
-        legend=len(kinds) > 1,
-    )
+    looks = {kind: _LOOKS[kind] for kind in kinds}
+    by = By("kind", looks, look="stroke strokeDash", legend=len(kinds) > 1)
     return canvas.draw(
         points,
         "line",

@@ -71,9 +71,8 @@ def frontier_chart(plan: "Plan") -> Chart:
     target = plan.targets[0]
     edge = _FARTHEST * target.limit_s
     rows = evaluations(plan).with_columns(pl.col("latency_s", "low_s", "high_s").clip(None, edge))
-    states = [state for state in _STATES if (rows["state"] == state).any()]
-    colours, shapes = ([_STATES[state][part] for state in states] for part in (0, 1))
-    by = By("state", states, looks={"color": colours, "shape": shapes})
+    states = {state: look for state, look in _STATES.items() if (rows["state"] == state).any()}
+    by = By("state", states, look="color shape")
     best, known = rows.filter("frontier"), rows.drop_nulls(["low_s", "high_s"])
     stairs: Look = {"interpolate": "step-before", "color": "#666666", "strokeWidth": 1.2}
     along, until = {"order": "cost"}, {"x2": "high_s"}
@@ -82,7 +81,7 @@ def frontier_chart(plan: "Plan") -> Chart:
         mark("line", "latency_s", "cost", table=best, more=along, **stairs),
         mark("rule", "low_s", "cost", by, table=known, more=until, opacity=0.45),
     ]
-    for state in reversed(states):  # the answer on top
+    for state in reversed(list(states)):  # the answer on top
         look: Look = {
             "filled": state != "undecided",
             "size": 190 if state == ANSWER else 60,
@@ -118,10 +117,8 @@ def day_charts(day: "DayPlan") -> dict[str, Chart]:
     rows = pl.concat([rows, rows.tail(1).with_columns(hour=pl.lit(end))])  # its step is drawn
     outline = {"color": COLOURS[0], "strokeWidth": 2}
     most = max(day.deployment.replicas, *(period.replicas for period in day.periods))
-    colours, dashes, widths = ([look[part] for look in _FLEETS.values()] for part in range(3))
-    looks = {"color": colours, "strokeDash": dashes, "strokeWidth": widths}
     fleets = rows.unpivot(list(_FLEETS), index="hour", variable_name="fleet")
-    by = By("fleet", list(_FLEETS), "Fleet", looks)
+    by = By("fleet", _FLEETS, "Fleet", "color strokeDash strokeWidth")
     charts = {
         "Arrival rate over the day.": plot(
             rows,

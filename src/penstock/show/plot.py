@@ -16,7 +16,7 @@ Look = dict[str, Any]
 # Okabe and Ito's colours, told apart by colour-blind readers; dashes tell the lines apart on a grey
 # printer.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES = ((1, 0), (6, 3), (2, 2), (8, 3, 2, 3), (10, 4), (4, 2, 1, 2), (1, 3))
+DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [10, 4], [4, 2, 1, 2], [1, 3])
 GRID = "#ebebeb"
 
 SHORT = "datum.label === '' ? '' : format(datum.value, abs(datum.value) >= 1000 ? '.3~s' : '.3~g')"
@@ -94,37 +94,40 @@ class By:
     """What tells marks apart: a column, all that may stand in it, and how each looks."""
 
     column: str
-    names: Sequence[str]
+    # With the looks of each, by channel; else colours and dashes, of which no two of 49 are alike.
+    names: Sequence[str] | Mapping[str, Sequence[Any]]
     title: str | None = None  # of the legend
-    # By channel, in the order of the names; of lines a colour and a dash, of which no two of 49 are
-    # the same.
-    looks: Mapping[str, Sequence[Any]] | None = None
+    look: str = "color strokeDash"  # channels
     legend: bool = True
 
     def channels(self) -> dict[str, Any]:
-        """Return a channel for each kind of look, with one legend for all."""
-        looks = self.looks
-        if looks is None:
-            many, count = len(COLOURS), range(len(self.names))
-            colours = [COLOURS[i % many] for i in count]
+        """Return the channels, with one legend for all."""
+        looks = self.names
+        if not isinstance(looks, Mapping):
+            many = len(COLOURS)
             looks = {
-                "color": colours,
-                "strokeDash": [list(DASHES[(i + i // many) % many]) for i in count],
+                name: (COLOURS[i % many], DASHES[(i + i // many) % many])
+                for i, name in enumerate(looks)
             }
-        legend: Look = {"title": self.title, "labelLimit": 280, "symbolSize": 110}
-        legend["symbolOpacity"] = 1
-        if "strokeDash" in looks:
+        legend: Look = {
+            "title": self.title,
+            "labelLimit": 280,
+            "symbolOpacity": 1,
+            "symbolSize": 110,
+        }
+        if "strokeDash" in self.look:
             legend |= {"symbolType": "stroke", "symbolStrokeWidth": 2.5, "symbolSize": 300}
-        if any(len(name) > _LONG for name in self.names):
+        if any(len(name) > _LONG for name in looks):
             legend["columns"] = 1
         return {
             channel: {
                 "field": self.column,
                 "type": "nominal",
-                "scale": {"domain": list(self.names), "range": list(values)},
+                "scale": {"domain": list(looks), "range": [look[part] for look in looks.values()]},
+                # A legend of widths would stand apart from that of colours and dashes.
                 "legend": legend if self.legend and channel != "strokeWidth" else None,
             }
-            for channel, values in looks.items()
+            for part, channel in enumerate(self.look.split())
         }
 
 

@@ -143,9 +143,8 @@ def _line(
 
 def _verdicts(points: pl.DataFrame) -> By:
     """Return the shapes of the verdicts that there are."""
-    states = [state for state in _SHAPES if (points["state"] == state).any()]
-    looks = {"shape": [_SHAPES[state] for state in states]}
-    return By("state", states, "Verdict", looks, legend=states not in ([], ["stable"]))
+    states = {state: [of] for state, of in _SHAPES.items() if (points["state"] == state).any()}
+    return By("state", states, "Verdict", "shape", legend=bool(states.keys() - {"stable"}))
 
 
 def _across(values: pl.Series, field: str) -> Axis:
@@ -232,7 +231,7 @@ def _scattered(points: pl.DataFrame, fields: Sequence[str], what: Varied) -> Fig
     """Draw median E2E over each number that varies, a point per point of the sweep."""
     names = list(dict.fromkeys(points["line"]))
     few = 1 < len(names) <= len(COLOURS)
-    by = [By("line", names, looks={"color": COLOURS[: len(names)]})] if few else []
+    by = [By("line", dict(zip(names, zip(COLOURS), strict=False)), look="color")] if few else []
     charts = {}
     for field in itertools.islice(what.numbers, _MOST_SCATTERED):
         shown = points.select("state", "line", x=pl.col(field), y=pl.col("e2e_p50_s")).drop_nulls()
@@ -257,8 +256,8 @@ def _scattered(points: pl.DataFrame, fields: Sequence[str], what: Varied) -> Fig
 
 def _of_each(points: pl.DataFrame, fields: Sequence[str]) -> Figure:
     """Draw the median and the 99th percentile of each, where no number varies."""
-    looks = {"color": COLOURS[: len(SHOWN)], "shape": ("circle", "diamond")}
-    by = By("statistic", SHOWN, "Statistic", looks)
+    looks = dict(zip(SHOWN, ((COLOURS[0], "circle"), (COLOURS[1], "diamond")), strict=True))
+    by = By("statistic", looks, "Statistic", "color shape")
     state = pl.col("state")
     unless = pl.when(state == "stable").then(pl.lit("")).otherwise(pl.format(" ({})", state))
     named = points.with_columns(pl.concat_str("line", unless))

@@ -11,12 +11,8 @@ _SHOWN = {
     "itl": ("Inter-token latency", "ms", 1e3),
     "e2e": ("End to end", "s", 1.0),
 }
-_KINDS = By(
-    "rows",
-    ("used to fit", "not used"),
-    "Rows",
-    {"color": (COLOURS[1], COLOURS[0]), "shape": ("diamond", "circle")},
-)
+_LOOKS = {"used to fit": (COLOURS[1], "diamond"), "not used": (COLOURS[0], "circle")}
+_KINDS = By("rows", _LOOKS, "Rows", "color shape")
 _FARTHEST = 0.5  # relative error that the axis reaches
 
 

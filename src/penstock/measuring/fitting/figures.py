@@ -61,10 +61,8 @@ def relative_errors(fit: Fit) -> Chart:
 
 def _batches(points: pl.DataFrame, y: str) -> Mark:
     """Draw batches fitted or left out; no legend where there is but one kind."""
-    kinds = [kind for kind in _LOOKS if (points["batch"] == kind).any()]
-    colours, shapes = ([_LOOKS[kind][part] for kind in kinds] for part in (0, 1))
-    looks = {"color": colours, "shape": shapes}
-    by = By("batch", kinds, "Measured", looks, legend=len(kinds) > 1)
+    kinds = {kind: look for kind, look in _LOOKS.items() if (points["batch"] == kind).any()}
+    by = By("batch", kinds, "Measured", "color shape", legend=len(kinds) > 1)
     return mark("point", "tokens", y, by, size=22, opacity=0.55, filled=False, strokeWidth=1.2)
 
 
@@ -93,7 +91,7 @@ def _model(fit: Fit, points: pl.DataFrame) -> Mark:
     """Draw the model: a line by token load, or a bar per batch where load does not decide."""
     composed = fit.name.startswith(COMPOSED)
     name = _EACH if composed else _OF_ALL
-    by = By("model", [name], "Model", {"stroke": ["#000000"]})
+    by = By("model", {name: ["#000000"]}, "Model", "stroke")
     if composed:
         table = points.with_columns(model=pl.lit(name))
         bar: Look = {"shape": "stroke", "size": 60, "strokeWidth": 1.5, "opacity": 0.7}
