@@ -1,5 +1,5 @@
-"""The tables of docs/routers.md (by the number of replicas), docs/apart.md (one pair of servers) and
-docs/networks.md (sessions), printed as Markdown; some seconds each.
+"""The tables of docs/routers.md (by the number of replicas), docs/apart.md (one pair of servers)
+and docs/networks.md (sessions), printed as Markdown; some seconds each.
 
 ``python benchmarks/studies/networks_tables.py routers``; ``disaggregated FOLDER`` and ``sessions
 FOLDER`` read the public traces azure_llm_2023_conv.csv and weka_claude_code_requests.parquet from
