@@ -16,7 +16,7 @@ Each rule is written from its public description, with its defaults, and looks a
   memory is in use (llm-d workload variant autoscaler, saturation scaling configuration).
 * ``Penstock``: the drift test of `penstock watch` at alpha .05 says unstable.
 
-    python benchmarks/studies/detectors.py [SEEDS]
+    PYTHONPATH=. python benchmarks/studies/detectors.py [SEEDS]
 
 prints the tables of docs/detectors.md.
 """

@@ -1,8 +1,8 @@
 """Fit the entries of ``penstock hardware`` that come from published measurements, and write their
 files.
 
-Run ``python benchmarks/studies/hardware_fits.py ../shared/data``. No row is copied: each file
-holds the parameters of a fit.
+Run ``PYTHONPATH=. python benchmarks/studies/hardware_fits.py ../shared/data``. No row is copied:
+each file holds the parameters of a fit.
 """
 
 import dataclasses

@@ -5,7 +5,7 @@ into vLLM 0.19.0 on an RTX 4090 and on one or two RTX PRO 6000, and times of eac
 these cards. Nothing is fitted to a run: the batch-time model comes from the profile, the limits
 from the engine's configuration, what arrives is what arrived.
 
-Run ``python benchmarks/studies/real_runs.py ../shared/data``; it prints the tables of
+Run ``PYTHONPATH=. python benchmarks/studies/real_runs.py ../shared/data``; it prints the tables of
 docs/real-runs.md.
 """
 
