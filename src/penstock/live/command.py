@@ -12,7 +12,7 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.show import progress
 from penstock.show.commands import command
-from penstock.show.options import EXIT_ANSWER_IS_NO, duration, finite
+from penstock.show.options import EXIT_ANSWER_IS_NO, duration
 
 if TYPE_CHECKING:
     from penstock.live.exporter import Exporter
@@ -209,9 +209,7 @@ class _Outputs:
         elif self._screen is None:
             _print_page(answer)
         else:
-            from penstock.live.view import watch_page
-
-            self._screen.show(watch_page(answer))
+            self._screen.show(answer.page())
 
     def _wait(self, unread: list[str]) -> None:
         """Say why there is nothing yet."""
@@ -232,15 +230,14 @@ class _Outputs:
 
 
 def _print_page(answer: "Answer") -> None:
-    from penstock.live.view import watch_page
     from penstock.show.terminal import print_page
 
-    print_page(watch_page(answer))
+    print_page(answer.page())
 
 
 def _print_line(answer: "Answer") -> None:
     """Print an answer as one line of JSON; null stands for what is infinite."""
-    print(json.dumps(finite(answer.as_dict()), allow_nan=False), flush=True)
+    print(json.dumps(answer.as_dict(), allow_nan=False), flush=True)
 
 
 def _leave(answer: "Answer") -> None:

@@ -13,7 +13,6 @@ from penstock.live.given_engine import described_engine
 from penstock.live.given_sources import Where, rounds_at
 from penstock.live.rounds import Round
 from penstock.live.settings import Settings
-from penstock.live.view import watch_page
 from penstock.live.watching import Watch
 from penstock.show.options import finite
 from penstock.show.page import Page
@@ -62,7 +61,7 @@ class Watched:
                 "part": "answer",
                 "asked_s": time.time(),
                 "answer": answer.as_dict(),
-                "page": page_as_dict(watch_page(answer)),
+                "page": page_as_dict(answer.page()),
                 "before": list(self._before),
             }
         )

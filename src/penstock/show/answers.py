@@ -33,9 +33,12 @@ class Meaning:
     section: Section | None = None  # of the page; None: it is in JSON alone
     name: str | None = None  # of a fact or a column; None: text is a paragraph, and texts are notes
     words: str | Callable[[Any], str] = ""  # beside the figure, which may depend on the answer
+    unit: str = ""  # before the ends of an interval
     format: Callable[[Any], str] = digits
+    shows: Callable[[Any], Any] | None = None  # of the answer, what a page has in its place
     unknown: str = ""  # said where it is None, beside a question mark; nothing: it is left out
     key: str | None = ""  # in JSON, where it is not the field's name; None: JSON leaves it out
+    data: Callable[[Any], Any] | None = None  # of the value, what JSON has in its place
     spare: int = 0  # a narrow terminal leaves the column out; that of 1 before that of 2
 
     def __repr__(self) -> str:
@@ -78,10 +81,11 @@ class Shown:
 
     def __init_subclass__(cls) -> None:
         meant = _beside(inspect.get_annotations(cls))
-        if meant:  # so that `help` says them too
-            lines = (f"{name}\n    {meaning.text}" for name, meaning in meant.items())
-            about = inspect.cleandoc(cls.__doc__ or "")
-            cls.__doc__ = "\n".join([about, "", "Attributes", "----------", *lines])
+        if meant:  # so that `help` says them too, behind what the docstring lists itself
+            text = inspect.cleandoc(cls.__doc__ or "")
+            head = "" if "\nAttributes\n---" in text else "\n\nAttributes\n----------"
+            lines = (f"\n{name}\n    {meaning.text}" for name, meaning in meant.items())
+            cls.__doc__ = "".join([text, head, *lines])
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain data, for JSON."""
@@ -126,11 +130,16 @@ def plain(value: Any) -> Any:
 def plain_fields(answer: Any) -> dict[str, Any]:
     """Return as plain data the fields that have a meaning, or all of a class where none has one."""
     meant = meanings(answer.__class__)
-    keys = {name: meaning.key for name, meaning in meant.items()}
-    keys = keys or {field.name: "" for field in dataclasses.fields(answer)}
-    return {
-        key or name: plain(getattr(answer, name)) for name, key in keys.items() if key is not None
-    }
+    if not meant:
+        return {
+            field.name: plain(getattr(answer, field.name)) for field in dataclasses.fields(answer)
+        }
+    document = {}
+    for name, meaning in meant.items():
+        if meaning.key is not None:
+            value = getattr(answer, name)
+            document[meaning.key or name] = plain(meaning.data(value) if meaning.data else value)
+    return document
 
 
 @functools.singledispatch
@@ -169,7 +178,7 @@ def _values(answer: Any, section: Section | None) -> Iterator[tuple[Meaning, Any
     """Yield what a section shows."""
     for name, meaning in meanings(answer.__class__).items():
         if section is None or meaning.section is section:
-            yield meaning, getattr(answer, name)
+            yield meaning, meaning.shows(answer) if meaning.shows else getattr(answer, name)
 
 
 _PARTS = {str: "notes", Fact: "facts", Hypothesis: "hypotheses", Table: "tables"}
@@ -192,7 +201,7 @@ def _parts(answer: Any, meaning: Meaning, value: Any) -> Iterator[tuple[str, Any
             if kind := _PARTS.get(type(one)):
                 yield kind, one
     elif value not in (None, ""):
-        yield "facts", fact(meaning.name or "", value, words, meaning.format)
+        yield "facts", fact(meaning.name or "", value, words, meaning.format, meaning.unit)
 
 
 def fact(

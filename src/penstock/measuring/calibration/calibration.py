@@ -3,15 +3,14 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
 
 from penstock.measuring.calibration.judge import JUDGED, MISSED
 from penstock.measuring.calibration.priors import Prior
 from penstock.measuring.calibration.quantities import quantity, time_shown, with_units
-from penstock.show.answers import Shown
-from penstock.show.page import Page
+from penstock.show.answers import Meaning, Shown, computed
 from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.server import Server
 
@@ -37,12 +36,6 @@ class Calibration(Shown):
 
     Attributes
     ----------
-    server
-        With the batch times that were found, common to all runs: what a batch-time file holds.
-    values
-        The parameters that were fitted, in seconds and tokens, by the names of `UNITS`.
-    held
-        Why each of the other parameters was left out.
     priors, deviations
         The prior of each of ``values``, and the standard deviation of its logarithm given the rows,
         too.
@@ -51,10 +44,6 @@ class Calibration(Shown):
         they then ask for, s; only of those whose range is too wide to tell (`SPAN`).
     unsure
         The costs that the rows do not tell.
-    values_of
-        ``values`` as adjusted to each run.
-    per_run
-        What was adjusted.
     limit_warning
         What is not certain of the limits; None: nothing.
     assumed
@@ -62,33 +51,43 @@ class Calibration(Shown):
     tokens_held
         Most tokens that the requests of a row held at a time, by Little's law: the KV memory has
         room for them.
-    rows
-        One row per row of the benchmarks: row, run, shape, load, fitted; ``measured``,
-        ``predicted`` and relative ``error`` of each of `METRICS` as ``ttft_measured`` and so on, in
-        seconds and requests per second, null where not measured; ``limit_per_s``, the requests per
-        second that the server carries of this shape, and ``limit_at_least_per_s``, with no more KV
-        memory than the rows held, where no limit is known; ``beyond``, whether more than that
-        arrive (null for a closed loop, which never offers more); ``missed``, whether any of
-        `JUDGED` is off by more than `MISSED`; ``hinges_on``, the unidentified costs that its
-        prediction hinges on; ``note``, what of the row is not simulated. Each is predicted by the
-        server of its run.
     common_rows
         The same, predicted by ``server`` and the common overhead.
     """
 
-    server: Server
-    values: Mapping[str, float]
-    held: Mapping[str, str]
+    server: Annotated[Server, Meaning(
+        "With the batch times that were found, common to all runs: what a batch-time file holds.",
+        key=None,
+    )]  # fmt: skip
+    values: Annotated[Mapping[str, float], Meaning(
+        "The parameters that were fitted, in seconds and tokens, by the names of `UNITS`; in JSON "
+        "with their units.",
+        key="parameters", data=with_units,
+    )]  # fmt: skip
+    held: Annotated[Mapping[str, str], Meaning("Why each of the other parameters was left out.")]
     priors: Mapping[str, Prior]
     deviations: Mapping[str, float]
     ranges: Mapping[str, tuple[float, float]]
     unsure: tuple[str, ...]
     limit_warning: str | None
     assumed: tuple[str, ...]
-    values_of: Mapping[str, Mapping[str, float]]
-    per_run: str
+    values_of: Annotated[Mapping[str, Mapping[str, float]], Meaning(
+        "``values`` as adjusted to each run.", key="parameters_of_runs",
+        data=lambda of: {run: with_units(values) for run, values in of.items()},
+    )]  # fmt: skip
+    per_run: Annotated[str, Meaning("What was adjusted.")]
     tokens_held: float
-    rows: pl.DataFrame
+    rows: Annotated[pl.DataFrame, Meaning(
+        "One row per row of the benchmarks: row, run, shape, load, fitted; ``measured``, "
+        "``predicted`` and relative ``error`` of each of `METRICS` as ``ttft_measured`` and so "
+        "on, in seconds and requests per second, null where not measured; ``limit_per_s``, the "
+        "requests per second that the server carries of this shape, and ``limit_at_least_per_s``, "
+        "with no more KV memory than the rows held, where no limit is known; ``beyond``, whether "
+        "more than that arrive (null for a closed loop, which never offers more); ``missed``, "
+        "whether any of `JUDGED` is off by more than `MISSED`; ``hinges_on``, the unidentified "
+        "costs that its prediction hinges on; ``note``, what of the row is not simulated. Each is "
+        "predicted by the server of its run."
+    )]  # fmt: skip
     common_rows: pl.DataFrame
 
     def errors(
@@ -109,7 +108,7 @@ class Calibration(Shown):
         means = rows.select(pl.col(f"{metric}_error").abs().mean() for metric in METRICS)
         return dict(zip(METRICS, means.row(0), strict=True))
 
-    @property
+    @computed(key="rows_fitted")
     def fitted(self) -> int:
         """Number of rows that were used to fit."""
         return int(self.rows["fitted"].sum())
@@ -119,7 +118,7 @@ class Calibration(Shown):
         """Whether any run has parameters of its own."""
         return any(values != self.values for values in self.values_of.values())
 
-    @property
+    @computed()
     def unidentified(self) -> dict[str, str]:
         """The costs that the rows do not identify, with their interval and the prior's reason."""
         return {name: f"{self.interval(name)}: {self.priors[name].reason}" for name in self.unsure}
@@ -134,7 +133,7 @@ class Calibration(Shown):
         unit = more.rpartition(" ")[2]
         return f"{less.removesuffix(f' {unit}')} to {more}"
 
-    @property
+    @computed()
     def missed(self) -> list[str]:
         """The rows that are missed, the worst first: by how much their worst metric is off."""
         worst = pl.max_horizontal(pl.col(f"{name}_error").abs() for name in JUDGED)
@@ -155,7 +154,7 @@ class Calibration(Shown):
             )
         return words
 
-    @property
+    @computed()
     def warnings(self) -> list[str]:
         """What a reader must know first: rows missed, costs and limits that no row tells."""
         words = []
@@ -220,7 +219,7 @@ class Calibration(Shown):
             )
         return words
 
-    @property
+    @computed()
     def notes(self) -> list[str]:
         """What of the benchmarks was left out, or is not simulated."""
         counts = self.rows["note"].drop_nulls().value_counts()
@@ -259,39 +258,34 @@ class Calibration(Shown):
             fit["warnings"] = warnings
         return BatchTimeFile(description, self.server.batch_time, source, fit=fit)
 
-    def page(self, names: str = "") -> Page:
-        """Return the calibration as a page; the names are those of the benchmarks."""
-        from penstock.measuring.calibration.view import calibration_page
-
-        return calibration_page(self, names)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, for JSON."""
+    @computed(key="server")
+    def served(self) -> dict[str, Any]:
+        """Policy and limits of the server, and which of these were assumed."""
         server = self.server
         return {
-            "server": {
-                "policy": server.policy.name,
-                "token_budget": server.token_budget,
-                "max_batch_size": server.max_batch_size,
-                "assumed": list(self.assumed),
-                "kv_tokens": None if server.memory is None else server.memory.tokens,
-            },
-            "warnings": self.warnings,
-            "missed": self.missed,
-            "parameters": with_units(self.values),
-            "intervals": {name: self.interval(name) for name in self.values},
-            "unidentified": self.unidentified,
-            "kv_tokens_at_least": None if "kv_tokens" in self.values else round(self.tokens_held),
-            "held": dict(self.held),
-            "per_run": self.per_run,
-            "parameters_of_runs": {
-                run: with_units(values) for run, values in self.values_of.items()
-            },
-            "errors": {name: self.errors(fitted) for name, fitted in _PARTS.items()},
-            "errors_of_common_server": {
-                name: self.errors(fitted, common=True) for name, fitted in _PARTS.items()
-            },
-            "rows_fitted": self.fitted,
-            "rows": self.rows.to_dicts(),
-            "notes": self.notes,
+            "policy": server.policy.name,
+            "token_budget": server.token_budget,
+            "max_batch_size": server.max_batch_size,
+            "assumed": self.assumed,
+            "kv_tokens": None if server.memory is None else server.memory.tokens,
         }
+
+    @computed()
+    def intervals(self) -> dict[str, str]:
+        """Between what each parameter lies, in words."""
+        return {name: self.interval(name) for name in self.values}
+
+    @computed()
+    def kv_tokens_at_least(self) -> int | None:
+        """What the KV memory has room for; null where its size was fitted."""
+        return None if "kv_tokens" in self.values else round(self.tokens_held)
+
+    @computed(key="errors")
+    def errors_of_parts(self) -> dict[str, dict[str, float | None]]:
+        """Errors of the rows that were used to fit, of the others, and of all."""
+        return {name: self.errors(fitted) for name, fitted in _PARTS.items()}
+
+    @computed()
+    def errors_of_common_server(self) -> dict[str, dict[str, float | None]]:
+        """The same of the one common server."""
+        return {name: self.errors(fitted, common=True) for name, fitted in _PARTS.items()}

@@ -7,8 +7,9 @@ from penstock.measuring.calibration.calibration import LESS, METRICS, Calibratio
 from penstock.measuring.calibration.figures import calibration_figures
 from penstock.measuring.calibration.judge import MISSED
 from penstock.measuring.calibration.quantities import ALL_UNITS, quantity
+from penstock.show.answers import page_of
 from penstock.show.page import MOST_LINES, Fact, Line, Page, Section, Table
-from penstock.words import counted, sentence
+from penstock.words import counted, sentence, share
 
 # What each parameter is the cost of.
 _MEANINGS = {
@@ -50,6 +51,7 @@ _SHOWN = (("ttft", "ms", 1e3), ("itl", "ms", 1e3), ("e2e", "s", 1.0))
 _MOST_MISSED = 8  # rows that are named in full
 
 
+@page_of.register
 def calibration_page(answer: Calibration, names: str = "") -> Page:
     """Show a calibration: errors first."""
     sections = [
@@ -172,15 +174,15 @@ def _errors(answer: Calibration) -> Table:
         None: answer.rows.height,
     }
     rows = [
-        (name, f"{counts[which]:,}", *map(_share, answer.errors(which, common=common).values()))
+        (
+            name,
+            f"{counts[which]:,}",
+            *(share(error, 1) for error in answer.errors(which, common=common).values()),
+        )
         for name, which, common in parts
         if counts[which]
     ]
     return Table(("Rows", "Number", *(_HEADS[metric] for metric in METRICS)), rows, caption)
-
-
-def _share(error: float | None) -> str:
-    return "-" if error is None else f"{error:.1%}"
 
 
 def _rows(answer: Calibration) -> Table:
