@@ -9,13 +9,11 @@ from penstock.errors import InputError
 from penstock.planning.day import DayPlan
 from penstock.planning.deployment import Deployment
 from penstock.planning.job import JobPlan, plan_job
-from penstock.planning.json_form import json_form
 from penstock.planning.launch import Launch, launches
 from penstock.planning.plan import Plan, plan
 from penstock.planning.scenario import PlanScenario, day_of
 from penstock.show import progress
-from penstock.show.answers import Shown
-from penstock.show.page import Page
+from penstock.show.answers import Shown, plain
 from penstock.words import amount
 
 
@@ -34,18 +32,11 @@ class Answers(Shown):
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         parts = {"plan": self.plan, "day": self.day, "job": self.job}
-        document: dict[str, Any] = {
-            name: part.as_dict() for name, part in parts.items() if part is not None
-        }
+        document: dict[str, Any] = {name: part for name, part in parts.items() if part is not None}
         if self.no_day:
             document |= {"day": None, "notices": [self.no_day]}
-        return document | {"launch": json_form(list(self.launches))}
-
-    def page(self) -> Page:
-        """Return all of it as a page."""
-        from penstock.planning.view import answers_page
-
-        return answers_page(self)
+        said: dict[str, Any] = plain(document | {"launch": self.launches})
+        return said
 
     def manifest(self, path: Path) -> str:
         """Return the manifest of the first fleet, of two kinds both, to be written to a file."""

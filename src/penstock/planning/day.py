@@ -10,7 +10,7 @@ that assumption.
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from penstock import checks
 from penstock.checking.batch_means import relaxation_requests
@@ -20,13 +20,11 @@ from penstock.planning.aim import Aim
 from penstock.planning.day_run import DayCheck, resampled, simulate_day
 from penstock.planning.deployment import Deployment
 from penstock.planning.evaluate import Evaluation, network_of
-from penstock.planning.json_form import parts
 from penstock.planning.rates import HOUR_S, RateProfile
 from penstock.planning.search import Report, Search
 from penstock.planning.space import Family
 from penstock.planning.targets_at_rate import TargetsAtRate
-from penstock.show.answers import Shown
-from penstock.show.page import Page
+from penstock.show.answers import Meaning, Shown, computed, texts
 from penstock.system.pool import MOST_REPLICAS
 from penstock.theory.certify import certify
 from penstock.words import counted, span
@@ -64,18 +62,24 @@ class Period:
 class DayPlan(Shown):
     """Replicas by interval."""
 
-    profile: RateProfile
-    deployment: Deployment  # the fleet that the peak needs, static
-    targets: tuple[Target, ...]
-    periods: tuple[Period, ...]  # one for each interval
-    startup_s: float  # from when a replica is asked for until it serves
-    # Those that were simulated; the others follow, since fewer requests or more replicas do no
-    # harm.
-    evaluations: tuple[Evaluation, ...]
-    check: DayCheck | None  # the whole day simulated, or None: `notices` say why
-    notices: tuple[str, ...]
+    profile: Annotated[RateProfile, Meaning(
+        "Rates by interval.", data=lambda of: {"name": of.name, "interval_s": of.interval_s}
+    )]  # fmt: skip
+    deployment: Annotated[Deployment, Meaning("The fleet that the peak needs, static.")]
+    targets: Annotated[tuple[Target, ...], Meaning("Upper limits.", data=texts)]
+    periods: Annotated[tuple[Period, ...], Meaning("One for each interval.")]
+    startup_s: Annotated[float, Meaning("From when a replica is asked for until it serves.")]
+    evaluations: Annotated[tuple[Evaluation, ...], Meaning(
+        "Those that were simulated; the others follow, since fewer requests or more replicas do no "
+        "harm. In JSON how many.",
+        key="simulations", data=len,
+    )]  # fmt: skip
+    check: Annotated[DayCheck | None, Meaning(
+        "The whole day simulated, or None: `notices` say why."
+    )]  # fmt: skip
+    notices: Annotated[tuple[str, ...], Meaning("What the user should know besides.")]
 
-    @property
+    @computed(data=lambda of: [{"start_s": start, "replicas": count} for start, count in of])
     def schedule(self) -> tuple[tuple[float, int], ...]:
         """(seconds, replicas to hold from then on) at each change: as early as starting takes."""
         return _ahead(
@@ -102,34 +106,22 @@ class DayPlan(Shown):
         """Accelerator-hours of the fewest replicas with which theory allows a stable fleet."""
         return self.accelerator_hours([period.certified for period in self.periods])
 
-    @property
+    @computed()
     def saving(self) -> float:
         """Share of the static fleet's accelerator-hours that following the day saves."""
         return 1 - self.accelerator_hours() / self.static_hours
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        hours = {
-            "planned": self.accelerator_hours(),
-            "static": self.static_hours,
-            "certified": self.certified_hours,
-        }
+    @computed(key="accelerator_hours")
+    def hours(self) -> dict[str, float]:
+        """Accelerator-hours of a day as planned, static, and by the certificate."""
+        planned = self.accelerator_hours()
+        return {"planned": planned, "static": self.static_hours, "certified": self.certified_hours}
+
+    @computed()
+    def cost(self) -> dict[str, float]:
+        """What the planned and the static fleet cost a day."""
         price = self.deployment.kind.price
-        return parts(
-            self, "deployment", "targets", "startup_s", "periods", "saving", "check", "notices"
-        ) | {
-            "profile": parts(self.profile, "name", "interval_s"),
-            "schedule": [{"start_s": start, "replicas": count} for start, count in self.schedule],
-            "accelerator_hours": hours,
-            "cost": {name: hours[name] * price for name in ("planned", "static")},
-            "simulations": len(self.evaluations),
-        }
-
-    def page(self) -> Page:
-        """Return the day as a page."""
-        from penstock.planning.answers import Answers
-
-        return Answers("day", day=self).page()
+        return {name: self.hours[name] * price for name in ("planned", "static")}
 
 
 def plan_day(

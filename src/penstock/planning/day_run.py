@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from penstock.inputs.arrays import Bools
 from penstock.planning.deployment import Deployment
 from penstock.planning.job_run import decoding, samples, statistic_s
 from penstock.planning.rates import RateProfile
+from penstock.show.answers import Meaning
 from penstock.simulation.distribution import Distribution
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
@@ -29,9 +31,9 @@ _MOST_SIMULATED = 5_000_000
 class Above:
     """A target that is exceeded in an interval, numbered from 0."""
 
-    period: int
-    target: Target
-    value: float  # seconds
+    period: Annotated[int, Meaning("The interval.")]
+    target: Annotated[Target, Meaning("Its limit.", data=str)]
+    value: Annotated[float, Meaning("Seconds.")]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ random numbers).
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -27,8 +27,8 @@ from penstock.inputs.arrays import Floats
 from penstock.planning.aim import Aim
 from penstock.planning.deployment import Deployment
 from penstock.planning.job_run import statistic_s
-from penstock.planning.json_form import parts
 from penstock.planning.share import share_of
+from penstock.show.answers import Meaning, computed
 from penstock.simulation.intervals import merged
 from penstock.simulation.jobs_in_ticks import never_served
 from penstock.simulation.progress import Progress, part_of, silent
@@ -59,22 +59,24 @@ _RECORDING_SHORT = "the recording alone: it is too short, or latency rises all t
 class Evaluation:
     """One deployment, simulated."""
 
-    deployment: Deployment
-    verdict: Outcome
-    known_by: str  # the theorem that says so, or the test
-    answer: Judgement  # whether it does what it has to
+    deployment: Annotated[Deployment, Meaning("What was simulated.")]
+    verdict: Annotated[Outcome, Meaning("Whether it is stable.")]
+    known_by: Annotated[str, Meaning("The theorem that says so, or the test.")]
+    answer: Annotated[Judgement, Meaning("Whether it does what it has to.")]
     # One for each target.
     estimates: tuple[Estimate, ...]
     judgements: tuple[Judgement, ...]
-    goodput: Estimate  # share of the requests within all limits
-    # By metric (`ttft_s`, `tbt_s`, `e2e_s`) and statistic (`mean`, `p50` ...); empty if it is
-    # unstable.
-    latency: Mapping[str, Mapping[str, Estimate]]
-    # Simulated in the last run, all replicas together where they were simulated together; 0 where
-    # theory knows.
-    requests: int
+    goodput: Annotated[Estimate, Meaning("Share of the requests within all limits.")]
+    latency: Annotated[Mapping[str, Mapping[str, Estimate]], Meaning(
+        "By metric (`ttft_s`, `tbt_s`, `e2e_s`) and statistic (`mean`, `p50` ...); empty if it is "
+        "unstable."
+    )]  # fmt: skip
+    requests: Annotated[int, Meaning(
+        "Simulated in the last run, all replicas together where they were simulated together; 0 "
+        "where theory knows."
+    )]  # fmt: skip
     rate: float  # requests/s that the deployment is offered
-    notices: tuple[str, ...] = ()
+    notices: Annotated[tuple[str, ...], Meaning("What to know besides.")] = ()
 
     @property
     def first_value(self) -> float:
@@ -82,18 +84,16 @@ class Evaluation:
         value = self.estimates[0].value
         return math.inf if value is None else value
 
-    @property
+    @computed()
     def throughput(self) -> float:
         """Requests/s that are carried; 0 where it is not known to be stable."""
         return self.rate if self.verdict == "stable" else 0.0
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
+    @computed()
+    def targets(self) -> list[dict[str, Any]]:
+        """The estimate of each target, and whether it is met."""
         judged = zip(self.estimates, self.judgements, strict=True)
-        return parts(
-            self, "deployment", "verdict", "known_by", "answer", "goodput", "latency", "requests",
-            "throughput", "notices",
-        ) | {"targets": [one.as_dict() | {"answer": answer} for one, answer in judged]}  # fmt: skip
+        return [one.as_dict() | {"answer": answer} for one, answer in judged]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,18 +17,17 @@ import bisect
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from penstock import checks
+from penstock.checking.targets import Target
 from penstock.errors import InputError
 from penstock.planning.day import MOST
 from penstock.planning.deployment import Deployment
 from penstock.planning.job_run import PACED_SHARE, Job, JobResult, Mode, simulate_job
-from penstock.planning.json_form import parts
 from penstock.planning.search import Prospect, Question, Report, Search
 from penstock.planning.space import Discarded, Family
-from penstock.show.answers import Shown
-from penstock.show.page import Page
+from penstock.show.answers import Meaning, Shown, computed, texts
 from penstock.system.server import Server
 from penstock.words import amount, counted
 from penstock.workload.workload import Workload
@@ -48,25 +47,43 @@ class JobPlan(Shown):
     """How to finish a job."""
 
     job: Job
-    # The least cost per hour that meets the deadline and the targets, of several the shortest.
-    best: JobResult | None
-    nearest: JobResult | None  # `best`, or else the one that misses the least
-    results: tuple[JobResult, ...]  # all that was simulated
-    discarded: tuple[Discarded, ...]  # all others, and why
+    best: Annotated[JobResult | None, Meaning(
+        "The least cost per hour that meets the deadline and the targets, of several the shortest."
+    )]  # fmt: skip
+    nearest: Annotated[JobResult | None, Meaning(
+        "`best`, or else the one that misses the least."
+    )]  # fmt: skip
+    results: Annotated[tuple[JobResult, ...], Meaning("All that was simulated.")]
+    discarded: Annotated[tuple[Discarded, ...], Meaning("All others, and why.")]
 
-    @property
+    @computed()
+    def requests(self) -> int:
+        """Of the job."""
+        return self.job.requests
+
+    @computed()
+    def deadline_s(self) -> float:
+        """By when it has to be done."""
+        return self.job.deadline_s
+
+    @computed(data=texts)
+    def targets(self) -> tuple[Target, ...]:
+        """Of online requests."""
+        return self.job.targets
+
+    @computed()
     def margin(self) -> float | None:
         """What the best leaves until the deadline, as a share, at the high end of its interval."""
         if self.best is None:
             return None
         return 1 - (self.best.makespan.high or 0.0) / self.job.deadline_s
 
-    @property
+    @computed()
     def online_rate(self) -> float | None:
         """Requests/s of online traffic of the whole fleet; None: there is none."""
         return None if self.job.online is None else self.job.online.rate
 
-    @property
+    @computed()
     def unreachable(self) -> str | None:
         """Why there is no best, and what to change; None where there is one."""
         if self.best is not None:
@@ -88,23 +105,10 @@ class JobPlan(Shown):
         fails = "be done" if late else "meet the targets of online requests"
         return f"no fleet allowed is sure to {fails} by then; {more}"
 
-    @property
+    @computed()
     def notices(self) -> tuple[str, ...]:
         """What the user should know of the answer, or of the nearest."""
         return tuple(_notices(self.job, self.nearest))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return parts(self.job, "requests", "deadline_s", "targets") | parts(
-            self, "online_rate", "unreachable", "best", "nearest", "margin", "results",
-            "discarded", "notices",
-        )  # fmt: skip
-
-    def page(self) -> Page:
-        """Return the job as a page."""
-        from penstock.planning.answers import Answers
-
-        return Answers("job", job=self).page()
 
 
 def plan_job(

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -15,8 +15,8 @@ from penstock.fields import Checked, Range
 from penstock.inputs.arrays import Bools, Floats
 from penstock.planning.aim import CONFIDENCE, together
 from penstock.planning.deployment import Deployment
-from penstock.planning.json_form import parts
 from penstock.planning.rates import HOUR_S
+from penstock.show.answers import Meaning, computed
 from penstock.simulation.distribution import Distribution
 from penstock.simulation.intervals import merged, student
 from penstock.simulation.rows import recorded
@@ -42,48 +42,49 @@ _MOST_ROWS = 5_000_000
 class JobResult:
     """One fleet that works on the job."""
 
-    deployment: Deployment
-    mode: Mode  # `alone`, or how it works beside online traffic: `priority` or `paced`
-    # Seconds until the last request is done: the mean of the runs, and an interval that holds the
-    # next one.
-    makespan: Estimate
-    lower_bound_s: float  # that no policy on as many replicas can undercut
-    tokens_per_s: float  # forward tokens of the job over its makespan, all replicas
-    online: tuple[Estimate, ...]  # for each target, of the requests that arrive while the job lasts
-    answer: Judgement  # whether the deadline, and the targets of the online traffic, are met
-    runs: int
-    beside: int = 0  # runs in which online requests came while the job lasted
+    deployment: Annotated[Deployment, Meaning("The fleet.")]
+    mode: Annotated[Mode, Meaning(
+        "``alone``, or how it works beside online traffic: ``priority`` or ``paced``."
+    )]  # fmt: skip
+    makespan: Annotated[Estimate, Meaning(
+        "Seconds until the last request is done: the mean of the runs, and an interval that holds "
+        "the next one.",
+        key="makespan_s",
+    )]  # fmt: skip
+    lower_bound_s: Annotated[float, Meaning("That no policy on as many replicas can undercut.")]
+    tokens_per_s: Annotated[
+        float, Meaning("Forward tokens of the job over its makespan, all replicas.")
+    ]
+    online: Annotated[tuple[Estimate, ...], Meaning(
+        "For each target, of the requests that arrive while the job lasts."
+    )]  # fmt: skip
+    answer: Annotated[Judgement, Meaning(
+        "Whether the deadline, and the targets of the online traffic, are met."
+    )]  # fmt: skip
+    runs: Annotated[int, Meaning("Simulated.")]
+    beside: Annotated[int, Meaning(
+        "Runs in which online requests came while the job lasted.", key="runs_with_online"
+    )] = 0  # fmt: skip
 
     @property
     def seconds(self) -> float:
         """Mean of the makespans, s."""
         return self.makespan.value or math.inf
 
-    @property
+    @computed()
     def accelerator_hours(self) -> float:
         """Accelerator-hours from the start until the job is done."""
         return self.deployment.total_accelerators * self.seconds / HOUR_S
 
-    @property
+    @computed(key="price")
     def cost(self) -> float:
         """Price of the accelerators until the job is done."""
         return self.accelerator_hours * self.deployment.kind.price
 
-    @property
+    @computed()
     def tightness(self) -> float:
         """The lower bound as a share of the makespan."""
         return self.lower_bound_s / self.seconds
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return parts(
-            self, "deployment", "mode", "lower_bound_s", "tightness", "tokens_per_s",
-            "accelerator_hours", "online", "answer", "runs",
-        ) | {
-            "makespan_s": self.makespan.as_dict(),
-            "price": self.cost,
-            "runs_with_online": self.beside,
-        }  # fmt: skip
 
 
 _KEPT = "each keeps a row in memory; of a longer job plan a part, with its part of the time"

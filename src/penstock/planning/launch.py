@@ -10,14 +10,14 @@ import dataclasses
 import re
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.planning.deployment import Deployment
-from penstock.planning.json_form import parts
+from penstock.show.answers import Meaning, computed
 from penstock.system.engines import ENGINES
 from penstock.system.models.served import ServedModel, ShapedHardware
 from penstock.system.own_functions import name_of
@@ -47,14 +47,14 @@ _STARTUP_S = 3600  # loading weights over a network may take most of an hour
 class Launch:
     """How to start one replica of a deployment, and all of them on Kubernetes."""
 
-    engine: str  # `vllm` or `sglang`
-    command: tuple[str, ...]  # arguments, the program first
-    environment: Mapping[str, str]  # variables that must be set
+    engine: Annotated[str, Meaning("``vllm`` or ``sglang``.")]
+    command: Annotated[tuple[str, ...], Meaning("Arguments, the program first.")]
+    environment: Annotated[Mapping[str, str], Meaning("Variables that must be set.")]
     replicas: int  # how often to start it
     accelerators: int  # GPUs of each
     model: str  # weights, as the engine is told
-    exact: bool  # the engine then schedules as the plan was simulated
-    notes: tuple[str, ...]  # what to know before it is started, a sentence each
+    exact: Annotated[bool, Meaning("The engine then schedules as the plan was simulated.")]
+    notes: Annotated[tuple[str, ...], Meaning("What to know before it is started.")]
     kind: str = ""  # the hardware, where a fleet has two kinds and this starts one of them
     nodes: str = ""  # what NVIDIA's GPU operator calls the GPU of the nodes; empty: not known
 
@@ -64,7 +64,7 @@ class Launch:
         assert program is not None
         return program
 
-    @property
+    @computed()
     def shell(self) -> str:
         """The command for a POSIX shell, an option to a line."""
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
@@ -76,7 +76,7 @@ class Launch:
             lines.append(shlex.join(option))
         return " \\\n  ".join([" ".join([*variables, lines[0]]), *lines[1:]])
 
-    @property
+    @computed()
     def manifest(self) -> str:
         """A Kubernetes Deployment and Service as YAML, notes first; it holds no secrets."""
         kind = f"-{self.kind}" if self.kind else ""
@@ -130,12 +130,6 @@ class Launch:
             "containers": [container],
             "volumes": [memory],  # tensor parallelism talks there
         }
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return parts(
-            self, "engine", "exact", "command", "environment", "shell", "notes", "manifest"
-        )
 
 
 def launches(deployment: Deployment) -> list[Launch]:

@@ -4,7 +4,7 @@ import bisect
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from penstock import checks
 from penstock.checking.doubt import beyond_rows
@@ -13,14 +13,12 @@ from penstock.errors import InputError
 from penstock.planning.aim import Aim
 from penstock.planning.deployment import Deployment
 from penstock.planning.evaluate import Evaluation
-from penstock.planning.json_form import parts
 from penstock.planning.ranking import SKETCH, Ranked, ranked
 from penstock.planning.search import Search
 from penstock.planning.space import Discarded, Space
 from penstock.planning.targets_at_rate import TargetsAtRate, at_both_ends
 from penstock.planning.why import Unreachable, binding, in_words, why_unreachable
-from penstock.show.answers import Shown
-from penstock.show.page import Page
+from penstock.show.answers import Meaning, Shown, computed, texts
 from penstock.system.prefix_cache import cache_notes, doubts_of, unsaid
 from penstock.system.server import Server
 from penstock.theory.ends import Ends, known_of
@@ -32,72 +30,61 @@ _BEYOND = (1.25, 2.0)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan(Shown):
-    """What to deploy.
+    """What to deploy."""
 
-    Attributes
-    ----------
-    workload
-        What arrives.
-    aim
-        What a deployment has to do.
-    best
-        The cheapest that is known to do it; of equal cost the one with the least latency that the
-        first target limits, then by name. None: there is none.
-    frontier
-        Of the simulated deployments that miss no target but the first, those that no cheaper one
-        equals in the latency that the first target limits; the best among them; by rising cost.
-    evaluated
-        All that were simulated, in that order.
-    discarded
-        All others, and why.
-    margins
-        Of each target of the best: (limit - value) / limit; NaN where the value is not measured.
-    binding
-        What keeps a smaller fleet from doing, a sentence.
-    next_best
-        The cheapest other that does: of another family if one was found, else with more replicas.
-    unreachable
-        Why there is no best.
-    space
-        Deployments in the search space.
-    priced
-        Whether costs are money; else accelerators.
-    ends
-        The cheapest of the best's family that do at the slow and at the fast end of the batch
-        times, None where none does; None: batch times are taken as exact, or there is no best.
-    notices
-        What the user should know besides.
-    ranking
-        The cheapest fleet of each hardware, where that was asked for.
-    """
+    workload: Annotated[Workload, Meaning("What arrives.", key=None)]
+    aim: Annotated[Aim, Meaning("What a deployment has to do.", key=None)]
+    best: Annotated[Evaluation | None, Meaning(
+        "The cheapest that is known to do it; of equal cost the one with the least latency that "
+        "the first target limits, then by name. None: there is none."
+    )]  # fmt: skip
+    frontier: Annotated[tuple[Evaluation, ...], Meaning(
+        "Of the simulated deployments that miss no target but the first, those that no cheaper "
+        "one equals in the latency that the first target limits; the best among them; by rising "
+        "cost."
+    )]  # fmt: skip
+    evaluated: Annotated[tuple[Evaluation, ...], Meaning("All that were simulated, in that order.")]
+    discarded: Annotated[tuple[Discarded, ...], Meaning("All others, and why.")]
+    margins: Annotated[tuple[float, ...], Meaning(
+        "Of each target of the best: (limit - value) / limit; NaN where the value is not "
+        "measured."
+    )]  # fmt: skip
+    binding: Annotated[str, Meaning(
+        "What keeps a smaller fleet from doing, a sentence.",
+        data=lambda of: of or None,
+    )]  # fmt: skip
+    next_best: Annotated[Evaluation | None, Meaning(
+        "The cheapest other that does: of another family if one was found, else with more "
+        "replicas."
+    )]  # fmt: skip
+    unreachable: Annotated[Unreachable | None, Meaning("Why there is no best.")]
+    space: Annotated[int, Meaning("Deployments in the search space.")]
+    priced: Annotated[bool, Meaning(
+        "Whether costs are money; else accelerators.",
+        key="cost_unit", data=lambda of: "money per hour" if of else "accelerators",
+    )]  # fmt: skip
+    notices: Annotated[tuple[str, ...], Meaning("What the user should know besides.")] = ()
+    ends: Annotated[Ends[Evaluation | None] | None, Meaning(
+        "The cheapest of the best's family that do at the slow and at the fast end of the batch "
+        "times, None where none does; None: batch times are taken as exact, or there is no "
+        "best.",
+        data=lambda of: of and _of_fleets(of),
+    )] = None  # fmt: skip
+    ranking: Annotated[tuple[Ranked, ...], Meaning(
+        "The cheapest fleet of each hardware, where that was asked for."
+    )] = ()  # fmt: skip
 
-    workload: Workload
-    aim: Aim
-    best: Evaluation | None
-    frontier: tuple[Evaluation, ...]
-    evaluated: tuple[Evaluation, ...]
-    discarded: tuple[Discarded, ...]
-    margins: tuple[float, ...]
-    binding: str
-    next_best: Evaluation | None
-    unreachable: Unreachable | None
-    space: int
-    priced: bool
-    notices: tuple[str, ...] = ()
-    ends: Ends[Evaluation | None] | None = None
-    ranking: tuple[Ranked, ...] = ()
-
-    @property
+    @computed(data=texts)
     def targets(self) -> tuple[Target, ...]:
         """Upper limits of latencies."""
         return self.aim.targets
 
-    @property
+    @computed()
     def objective(self) -> str:
         """What was asked for: ``cost`` or ``goodput``."""
         return self.aim.objective
 
-    @property
+    @computed()
     def answer(self) -> Judgement:
         """Whether some deployment does what it has to; undecided where that is not known of
         some, or where batch times that may be the true ones take another fleet.
@@ -125,7 +112,7 @@ class Plan(Shown):
             answers = [f"goodput {in_words('goodput', self.best.goodput)}"]
         return f"{self.best.deployment.name}; {'; '.join(answers)}"
 
-    @property
+    @computed()
     def simulations(self) -> int:
         """Deployments simulated."""
         return len(self.evaluated)
@@ -138,7 +125,7 @@ class Plan(Shown):
             if one.verdict == "stable" and one.estimates[0].value is not None
         )  # fmt: skip
 
-    @property
+    @computed(data=lambda of: [one.deployment for one in of])
     def undecided(self) -> tuple[Evaluation, ...]:
         """What was simulated, would be cheaper than the best, and may do: longer runs would tell;
         cheapest first.
@@ -150,32 +137,27 @@ class Plan(Shown):
         ]  # fmt: skip
         return tuple(sorted(may, key=lambda one: (one.deployment.cost, one.deployment.name)))
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form of ``plan``."""
-        of_goodput = self.objective == "goodput"
-        return parts(
-            self, "objective", "targets", "answer", "best", "margins", "next_best", "unreachable",
-            "frontier", "evaluated", "discarded", "simulations", "space", "notices", "ranking",
-        ) | {
-            "goodput": self.aim.goodput if of_goodput else None,
-            "confidence": self.aim.confidence,
-            "rate": self.workload.rate,
-            "cost_unit": "money per hour" if self.priced else "accelerators",
-            "binding": self.binding or None,
-            "undecided": [one.deployment.as_dict() for one in self.undecided],
-            "ends": self.ends
-            and {
-                "slow": self.ends.slow and self.ends.slow.deployment.as_dict(),
-                "fast": self.ends.fast and self.ends.fast.deployment.as_dict(),
-                "origin": self.ends.origin,
-            },
-        }  # fmt: skip
+    @computed()
+    def goodput(self) -> float | None:
+        """The share that was asked for, where goodput was."""
+        return self.aim.goodput if self.objective == "goodput" else None
 
-    def page(self) -> Page:
-        """Return the plan as a page."""
-        from penstock.planning.answers import Answers
+    @computed()
+    def confidence(self) -> float:
+        """Of the intervals."""
+        return self.aim.confidence
 
-        return Answers("plan", self).page()
+    @computed()
+    def rate(self) -> float:
+        """Requests/s."""
+        return self.workload.rate
+
+
+def _of_fleets(ends: Ends[Evaluation | None]) -> dict[str, Any]:
+    """Return the fleets at both ends, and what the interval comes from."""
+    both = {"slow": ends.slow, "fast": ends.fast}
+    fleets = {name: end and end.deployment for name, end in both.items()}
+    return fleets | {"origin": ends.origin}
 
 
 def plan(

@@ -72,10 +72,6 @@ class Discarded:
         """Return what is said of so many replicas of a family."""
         return cls(family, (counts[0], counts[-1]), len(counts), by, str(why))
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return dataclasses.asdict(self) | {"replicas": list(self.replicas)}
-
 
 @dataclasses.dataclass(frozen=True)
 class Space:

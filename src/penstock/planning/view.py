@@ -3,33 +3,34 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from penstock.checking.enough_requests import MOST_TIMES_LONGER
 from penstock.checking.head import BECAUSE, MIDDLE
 from penstock.checking.view import traffic
 from penstock.planning.aim import MOST_ROWS
+from penstock.planning.answers import Answers
+from penstock.planning.day import DayPlan
+from penstock.planning.deployment import Deployment
+from penstock.planning.evaluate import Evaluation
 from penstock.planning.figures import frontier_figure
+from penstock.planning.job import JobPlan
+from penstock.planning.launch import Launch
+from penstock.planning.plan import Plan
+from penstock.planning.ranking import Ranked
+from penstock.planning.space import Discarded
 from penstock.planning.view_day import day_line, day_section, job_line, job_section
 from penstock.planning.why import in_words, shortfalls
+from penstock.show.answers import page_of
 from penstock.show.page import MOST_LINES, Fact, Figure, Line, Page, Section, Table
 from penstock.words import amount, counted, duration, seconds, sentence, span
-
-if TYPE_CHECKING:
-    from penstock.planning.answers import Answers
-    from penstock.planning.deployment import Deployment
-    from penstock.planning.evaluate import Evaluation
-    from penstock.planning.launch import Launch
-    from penstock.planning.plan import Plan
-    from penstock.planning.ranking import Ranked
-    from penstock.planning.space import Discarded
 
 _MOST_SHOWN = 12  # rows of the frontier
 _MOST_REASONS = 60
 _MOST_DRAWN = 60  # rows of its figure
 
 
-def answers_page(answers: "Answers") -> Page:
+@page_of.register
+def answers_page(answers: Answers) -> Page:
     """Show all that a scenario asks for."""
     plan, job = answers.plan, answers.job
     said = _head(answers)
@@ -53,7 +54,25 @@ def answers_page(answers: "Answers") -> Page:
     )
 
 
-def _head(answers: "Answers") -> list[Line]:
+@page_of.register
+def plan_page(plan: Plan) -> Page:
+    """Show a plan alone."""
+    return answers_page(Answers("plan", plan))
+
+
+@page_of.register
+def day_page(day: DayPlan) -> Page:
+    """Show a day alone."""
+    return answers_page(Answers("day", day=day))
+
+
+@page_of.register
+def job_page(job: JobPlan) -> Page:
+    """Show a job alone."""
+    return answers_page(Answers("job", job=job))
+
+
+def _head(answers: Answers) -> list[Line]:
     """Say the cheapest fleet, what becomes of the targets, and what fewer would be; the lines that
     a head has no room for come last.
     """
@@ -83,14 +102,14 @@ def _head(answers: "Answers") -> list[Line]:
     return [Line(answers.title, f"{asked}."), *lines, *last] if asked else []
 
 
-def _targets(plan: "Plan") -> str:
+def _targets(plan: Plan) -> str:
     limits = " and ".join(map(str, plan.targets))
     if plan.objective == "goodput":
         return f"{plan.aim.goodput:.4g} of the requests within {limits}"
     return limits
 
 
-def _verdicts(plan: "Plan") -> list[Line]:
+def _verdicts(plan: Plan) -> list[Line]:
     """Say the answer, and what becomes of each target."""
     best = plan.best
     if best is None:
@@ -113,7 +132,7 @@ def _verdicts(plan: "Plan") -> list[Line]:
     return [*lines, Line(worst, f"{'; '.join(parts)}.", judges=True)]
 
 
-def _ends(plan: "Plan") -> list[Line]:
+def _ends(plan: Plan) -> list[Line]:
     """Say what it takes at both ends of batch times that are not exact."""
     if plan.ends is None:
         return []
@@ -130,7 +149,7 @@ def _ends(plan: "Plan") -> list[Line]:
     return [Line("Batch times", text)]
 
 
-def _no_answer(plan: "Plan") -> Line:
+def _no_answer(plan: Plan) -> Line:
     """Say that nothing is known to do, or that nothing does and what comes nearest."""
     if plan.answer == "undecided":
         example = ""
@@ -150,13 +169,13 @@ def _no_answer(plan: "Plan") -> Line:
     return Line("unreachable", text, judges=True)
 
 
-def _cost(plan: "Plan", deployment: "Deployment") -> str:
+def _cost(plan: Plan, deployment: Deployment) -> str:
     """Say what a deployment costs: money an hour, or accelerators."""
     accelerators = counted(deployment.total_accelerators, "accelerator")
     return f"{deployment.cost:,.2f} per hour ({accelerators})" if plan.priced else accelerators
 
 
-def _answer(plan: "Plan") -> Section:
+def _answer(plan: Plan) -> Section:
     """Say what is known of the best, and what was simulated for it."""
     facts = []
     best = plan.best
@@ -180,12 +199,12 @@ def _answer(plan: "Plan") -> Section:
     return Section("The answer", facts=facts, notes=notes, why=True)
 
 
-def _ranking(plan: "Plan", prices: str) -> list[Section]:
+def _ranking(plan: Plan, prices: str) -> list[Section]:
     """Put the cheapest fleets of all hardware side by side, and say why others have none."""
     if not plan.ranking:
         return []
 
-    def latency(index: int) -> "Callable[[Ranked], str]":
+    def latency(index: int) -> Callable[[Ranked], str]:
         return lambda row: seconds(
             row.evaluation.estimates[index].value if row.evaluation else None
         )
@@ -221,7 +240,7 @@ def _ranking(plan: "Plan", prices: str) -> list[Section]:
     ]
 
 
-def _next_best(plan: "Plan", best: "Deployment", other: "Deployment") -> str:
+def _next_best(plan: Plan, best: Deployment, other: Deployment) -> str:
     server = other.server
     more = other.cost / best.cost - 1
     dearer = "at the same cost" if abs(more) < 1e-9 else f"{more:+.0%}"
@@ -231,7 +250,7 @@ def _next_best(plan: "Plan", best: "Deployment", other: "Deployment") -> str:
     return f"{other.fleet}, {server.policy.name}, {limits}: {_cost(plan, other)}, {dearer}"
 
 
-def _undecided(plan: "Plan") -> list[str]:
+def _undecided(plan: Plan) -> list[str]:
     """Say what may do, and how to find out."""
     if not plan.undecided:
         return []
@@ -246,7 +265,7 @@ def _undecided(plan: "Plan") -> list[str]:
     return [f"{kind}: {name}: {values}{more}; {_remedy(plan)}"]
 
 
-def _remedy(plan: "Plan") -> str:
+def _remedy(plan: Plan) -> str:
     """Say what would decide what is undecided."""
     if plan.workload.rows is not None:
         return (
@@ -259,7 +278,7 @@ def _remedy(plan: "Plan") -> str:
     return "it is too near its limit to tell"
 
 
-def _frontier(plan: "Plan") -> list[Section]:
+def _frontier(plan: Plan) -> list[Section]:
     """Show what more money buys, and all that was simulated."""
     if not plan.measured:
         return []
@@ -281,11 +300,11 @@ def _frontier(plan: "Plan") -> list[Section]:
     return [Section("What more buys", [least], tables=[table], figures=figures, why=True)]
 
 
-def _evaluations(plan: "Plan", rows: "Sequence[Evaluation]") -> Table:
+def _evaluations(plan: Plan, rows: Sequence[Evaluation]) -> Table:
     """Lay out deployments that were simulated."""
     per = "Req/s per acc."
 
-    def interval(one: "Evaluation") -> str:
+    def interval(one: Evaluation) -> str:
         return f"{seconds(one.estimates[0].low)} to {seconds(one.estimates[0].high)}"
 
     cells: dict[str, Callable[[Evaluation], str]] = {
@@ -301,7 +320,7 @@ def _evaluations(plan: "Plan", rows: "Sequence[Evaluation]") -> Table:
     return Table.of(cells, rows, strong=strong, spare=(per, "Interval"))
 
 
-def _simulated(plan: "Plan") -> list[tuple[str, ...]]:
+def _simulated(plan: Plan) -> list[tuple[str, ...]]:
     """Say of those simulated that are not the answer what became of them, with an example each."""
     rows: list[tuple[str, ...]] = []
     for answer in ("missed", "undecided", "met"):
@@ -315,7 +334,7 @@ def _simulated(plan: "Plan") -> list[tuple[str, ...]]:
     return rows
 
 
-def _others(discarded: "Sequence[Discarded]", simulated: Sequence[Sequence[str]] = ()) -> Table:
+def _others(discarded: Sequence[Discarded], simulated: Sequence[Sequence[str]] = ()) -> Table:
     """Lay out why others were left out, the most frequent reason first."""
     by_reason: dict[tuple[str, str], list[Discarded]] = {}
     for one in discarded:
@@ -333,7 +352,7 @@ def _others(discarded: "Sequence[Discarded]", simulated: Sequence[Sequence[str]]
     return Table(("By", "Deployments", "Such as", "Why"), rows, caption, detail=True)
 
 
-def _start(launch: "Launch") -> Section:
+def _start(launch: Launch) -> Section:
     """Show the command line of one replica, after what to know before it is started."""
     each = "" if launch.replicas == 1 else ", each"
     where = f"{counted(launch.replicas, 'replica')}{each} on {counted(launch.accelerators, 'GPU')}."

@@ -2,24 +2,21 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
+from penstock.planning.day import DayPlan, Period
 from penstock.planning.figures import day_figure
+from penstock.planning.job import JobPlan
+from penstock.planning.job_run import JobResult
 from penstock.planning.rates import HOUR_S, clock
 from penstock.show.page import Fact, Line, Section, Table
 from penstock.words import amount, counted, seconds, span, span_of_time
-
-if TYPE_CHECKING:
-    from penstock.planning.day import DayPlan, Period
-    from penstock.planning.job import JobPlan
-    from penstock.planning.job_run import JobResult
 
 _MOST_INTERVALS = 30
 _MOST_CHANGES = 12
 _MOST_FLEETS = 30
 
 
-def day_line(day: "DayPlan") -> Line:
+def day_line(day: DayPlan) -> Line:
     """Say how many replicas follow the day, and what that saves."""
     saved = f"{abs(day.saving):.0%} {'fewer' if day.saving >= 0 else 'more'}"
     missed = sum(not period.met for period in day.periods)
@@ -29,12 +26,12 @@ def day_line(day: "DayPlan") -> Line:
     return Line("Over the day", text)
 
 
-def _replicas(day: "DayPlan") -> str:
+def _replicas(day: DayPlan) -> str:
     counts = [period.replicas for period in day.periods]
     return span(min(counts), max(counts), "replica")
 
 
-def day_section(day: "DayPlan") -> Section:
+def day_section(day: DayPlan) -> Section:
     """Show what following the day saves, the replicas by interval, and what to know."""
     rates = f"{amount(float(day.profile.rates.min()))} to {amount(day.profile.peak)} requests/s"
     every = -(-len(day.periods) // _MOST_INTERVALS)
@@ -51,7 +48,7 @@ def day_section(day: "DayPlan") -> Section:
     )
 
 
-def _day_facts(day: "DayPlan") -> list[Fact]:
+def _day_facts(day: DayPlan) -> list[Fact]:
     hours, static = day.accelerator_hours(), day.static_hours
     price = day.deployment.kind.price
     span_h = day.profile.span_s / HOUR_S
@@ -74,7 +71,7 @@ def _day_facts(day: "DayPlan") -> list[Fact]:
     return facts
 
 
-def _day_table(day: "DayPlan", every: int) -> Table:
+def _day_table(day: DayPlan, every: int) -> Table:
     """Lay out an interval of so many."""
     cells: dict[str, Callable[[Period], str]] = {
         "From": lambda period: clock(period.start_s),
@@ -91,7 +88,7 @@ def _day_table(day: "DayPlan", every: int) -> Table:
         of_period = dict(zip(day.periods, check.latency, strict=True))
         for metric, statistic in dict.fromkeys([*usual, *limited]):
 
-            def value(period: "Period", name: str = metric, of: str = statistic) -> str:
+            def value(period: Period, name: str = metric, of: str = statistic) -> str:
                 return seconds(of_period[period].get(name, {}).get(of))
 
             if any(value(period) != "-" for period in day.periods[::every]):
@@ -113,20 +110,20 @@ def _day_table(day: "DayPlan", every: int) -> Table:
     )
 
 
-def job_line(job: "JobPlan") -> Line:
+def job_line(job: JobPlan) -> Line:
     """Say which fleet does offline work in time, or why none does."""
     if job.best is None:
         return Line("unreachable", f"Offline work: {job.unreachable}.", judges=True)
     return Line("met", f"Offline work: {_fleet(job.best)}.", judges=True)
 
 
-def _fleet(result: "JobResult") -> str:
+def _fleet(result: JobResult) -> str:
     fleet = result.deployment
     accelerators = counted(fleet.total_accelerators, "accelerator")
     return f"{fleet.fleet}, {fleet.server.policy.name}, {fleet.server.limits}; {accelerators}"
 
 
-def job_section(job: "JobPlan", others: Sequence[Table]) -> Section:
+def job_section(job: JobPlan, others: Sequence[Table]) -> Section:
     """Show the fleet for a job, what bounds it, and what else was tried."""
     beside = ""
     if job.online_rate is not None:
@@ -144,7 +141,7 @@ def job_section(job: "JobPlan", others: Sequence[Table]) -> Section:
     )
 
 
-def _job_facts(job: "JobPlan", result: "JobResult") -> list[Fact]:
+def _job_facts(job: JobPlan, result: JobResult) -> list[Fact]:
     low, high = result.makespan.low or 0.0, result.makespan.high or math.inf
     margin = "" if job.margin is None else f", {job.margin:.0%} of the time left"
     within = f"{span_of_time(low)} to {span_of_time(high)}{margin}"
@@ -167,7 +164,7 @@ def _job_facts(job: "JobPlan", result: "JobResult") -> list[Fact]:
     return facts
 
 
-def _fleets(job: "JobPlan") -> Table:
+def _fleets(job: JobPlan) -> Table:
     """Lay out the fleets that were simulated."""
     by_cost = sorted(job.results, key=lambda one: (one.deployment.cost, one.seconds))[:_MOST_FLEETS]
     ways = {"alone": ""}

@@ -142,6 +142,11 @@ def plain_fields(answer: Any) -> dict[str, Any]:
     return document
 
 
+def texts(values: Iterable[Any]) -> list[str]:
+    """Return things as they are written."""
+    return list(map(str, values))
+
+
 @functools.singledispatch
 def page_of(answer: Any, *named: Any) -> Page:
     """Return the page of an answer, by its fields where nobody has registered another."""
