@@ -22,6 +22,7 @@ import yaml
 
 import penstock
 from paper import ITEMS
+from penstock.measuring.diagnosis.diagnose import diagnose
 
 pytest.importorskip("mkdocs", reason="the site needs pip install '.[docs]'")
 ROOT = Path(__file__).parents[1]
@@ -94,6 +95,19 @@ def test_the_site_builds_strictly_and_no_link_leads_nowhere(site: Path) -> None:
             assert image.get("alt"), f"{at}: {image['src']} says nothing to those who cannot see it"
     for sheet in site.rglob("*.css"):
         assert not re.findall(r"(?:@import|url\()[\s\"']*https?:", sheet.read_text()), sheet.name
+
+
+def test_every_key_of_json_is_in_the_reference(site: Path, tmp_path: Path) -> None:
+    text = (site / "reference" / "json" / "index.html").read_text()
+    table = tmp_path / "mine.csv"
+    heads = "in_flight,prompt,output,ttft_mean_s,itl_mean_s,completed,incomplete,duration_s"
+    table.write_text(f"{heads}\n8,100,101,0.05,0.02,1000,0,256")
+    diagnosis = diagnose(table).as_dict()
+    batches = tmp_path / "batches.csv"
+    batches.write_text("tokens,ms\n" + "".join(f"{n},{10 + n / 100 + n % 3}\n" for n in range(1, 200)))
+    fit = penstock.fit(penstock.read_batches(batches)).as_dict()
+    keys = {*diagnosis, *diagnosis["rows"][0], *fit, *fit["candidates"][0]}
+    assert {key for key in keys if f"<code>{key}</code>" not in text} == set()
 
 
 def test_every_public_name_is_in_the_reference(site: Path) -> None:

@@ -1,15 +1,12 @@
 """Fleets of two kinds of replica: which may stand together, and how many there are of each."""
 
 import bisect
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
+from penstock.planning.space import Family
 from penstock.system.batch_time import BatchTime, Composition
-from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.network import Network
 from penstock.system.routing import ROUTERS
 from penstock.system.server import Server
@@ -18,28 +15,8 @@ from penstock.theory.kv_blocks import STANDARD_ERRORS
 from penstock.theory.network.unequal_replicas import ReplicaLoads, replica_loads
 from penstock.words import counted, digits
 
-if TYPE_CHECKING:
-    from penstock.planning.space import Family
-
 _BESIDE = 6
 """Costs of a batch beside its token load."""
-
-
-def refuse_mixing(hardware: Sequence[BatchTimeFile | None]) -> None:
-    """Refuse to mix where there are no two kinds of hardware that run one model."""
-    kinds = {kind and kind.name: kind for kind in hardware}
-    if len(kinds) < 2:
-        raise InputError(
-            f"search.mix is true, but search.hardware has {len(kinds)} name, so no two kinds can "
-            "stand together; name two, or leave mix out"
-        )
-    models = {kind.model: name for name, kind in kinds.items() if kind is not None}
-    if len(models) > 1:
-        first, second, *_ = models.values()
-        raise InputError(
-            f"search.mix is true, but {first} and {second} run different models, and all replicas "
-            "behind a router serve the same; name hardware of one model, or leave mix out"
-        )
 
 
 def no_worse(server: Server, other: Server, longest: int) -> bool:
@@ -99,7 +76,7 @@ class MixedLoad:
     to each is left out, because the load of the slow ones may rise then.
     """
 
-    def __init__(self, network: Network, family: "Family", more_helps: bool) -> None:
+    def __init__(self, network: Network, family: Family, more_helps: bool) -> None:
         model = network.model()
         rates = model.replica_rates(0)
         assert rates is not None  # of kinds that differ

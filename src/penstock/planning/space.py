@@ -12,7 +12,6 @@ from penstock import checks
 from penstock.checking.variants import with_limits
 from penstock.errors import InputError
 from penstock.planning.deployment import Deployment, Kind
-from penstock.planning.mixed_fleets import refuse_mixing
 from penstock.planning.per_hardware import Stock, number_for, refuse_idle
 from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.kv_transfer import checked_link, link_ms_per_token
@@ -171,7 +170,7 @@ def search_space(
         "disaggregation": [_ratio(text) for text in disaggregation],
     }  # fmt: skip
     if mix:
-        refuse_mixing(known)
+        _refuse_mixing(known)
     _refuse_sizes(axes, len(choices.counts) if mix else 0)
     for one in known:
         choices.with_memory(one)
@@ -290,6 +289,23 @@ class _Choices:
 
         allowed = tuple(counts[: bisect.bisect_left(counts, True, key=too_much)])
         return Family(smallest.with_replicas(allowed[0]), allowed) if allowed else None
+
+
+def _refuse_mixing(hardware: Sequence[BatchTimeFile | None]) -> None:
+    """Refuse to mix where there are no two kinds of hardware that run one model."""
+    kinds = {kind and kind.name: kind for kind in hardware}
+    if len(kinds) < 2:
+        raise InputError(
+            f"search.mix is true, but search.hardware has {len(kinds)} name, so no two kinds can "
+            "stand together; name two, or leave mix out"
+        )
+    models = {kind.model: name for name, kind in kinds.items() if kind is not None}
+    if len(models) > 1:
+        first, second, *_ = models.values()
+        raise InputError(
+            f"search.mix is true, but {first} and {second} run different models, and all replicas "
+            "behind a router serve the same; name hardware of one model, or leave mix out"
+        )
 
 
 def _link_ms_per_token(
