@@ -192,10 +192,12 @@ _PARTS = {str: "notes", Fact: "facts", Hypothesis: "hypotheses", Table: "tables"
 
 def _parts(answer: Any, meaning: Meaning, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what a field becomes in its section."""
+    if value is None or value == "":
+        if value is None and meaning.unknown:
+            yield "facts", Fact(meaning.name or "", UNKNOWN, meaning.unknown)
+        return
     words = meaning.words(answer) if callable(meaning.words) else meaning.words
-    if value is None and meaning.unknown:
-        yield "facts", Fact(meaning.name or "", UNKNOWN, meaning.unknown)
-    elif isinstance(value, str) and value and meaning.name is None:
+    if isinstance(value, str) and meaning.name is None:
         yield "paragraphs", value
     elif isinstance(value, Fact | Table):
         yield _PARTS[type(value)], value
@@ -205,7 +207,7 @@ def _parts(answer: Any, meaning: Meaning, value: Any) -> Iterator[tuple[str, Any
         for one in value:
             if kind := _PARTS.get(type(one)):
                 yield kind, one
-    elif value not in (None, ""):
+    else:
         yield "facts", fact(meaning.name or "", value, words, meaning.format, meaning.unit)
 
 
