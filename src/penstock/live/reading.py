@@ -142,8 +142,9 @@ class Reading:
         "Requests/s by which more arrive than the limit that binds carries; below 0: fewer."
     )] = None  # fmt: skip
     running: Annotated[float | None, Meaning(
-        "Requests.", LOAD, "Running", lambda of: f"requests; {of.wait} wait", format=whole,
-        unknown=_ASK,
+        "Requests.", LOAD, shows=lambda of: Fact(
+            "Running", cell(of.running, whole, UNKNOWN), f"requests; {of.wait} wait"
+        )
     )] = None  # fmt: skip
     waiting: Annotated[float | None, Meaning("Requests.")] = None
     kv_used: Annotated[float | None, Meaning(
