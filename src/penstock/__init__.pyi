@@ -4,7 +4,8 @@ from .auditing.audit import Audit, audit
 from .capacity.max_rate import MaxRate, max_rate
 from .capacity.recommend import recommend
 from .capacity.recommendation import Recommendation
-from .checking.answer import Answer, check
+from .checking.answer import Answer
+from .checking.check import check
 from .checking.closed_loop import ClosedAnswer
 from .checking.comparison import NetworkComparison, compare_networks, compare_orders
 from .checking.enough_requests import estimate, estimate_latency

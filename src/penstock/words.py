@@ -48,6 +48,16 @@ def digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def near(value: float, limit: float = 0.0) -> str:
+    """Return a margin with three digits, or five near its limit."""
+    return f"{value:.{3 if abs(limit - value) > 0.01 else 5}f}"
+
+
+def near_one(value: float) -> str:
+    """Return a load with three digits, or five near 1."""
+    return near(value, 1.0)
+
+
 def seconds(value: float | None) -> str:
     """Return seconds with as many decimals as matter, or a dash."""
     if value is None:

@@ -3,7 +3,7 @@
 import pytest
 
 import penstock as ps
-from penstock.checking.answer import check
+from penstock.checking.check import check
 from penstock.checking.targets import Target
 from tests.own_policies import own_policy
 

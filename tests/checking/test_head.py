@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock import Workload, certify, check
-from penstock.checking import answer
+from penstock.checking import check as question
 from penstock.checking.head import first_lines
 from penstock.cli import command_line
 from penstock.scenario.scenario import read_scenario
@@ -77,7 +77,7 @@ def test_the_head_of_every_example_has_six_lines_and_the_figures_of_json(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = [EXAMPLES / f"{name}.yaml", *(["--jobs", 1500] if name in NETWORKS else ["--requests", 2000])]
-    asked_once(monkeypatch, answer, "check")
+    asked_once(monkeypatch, question, "check")
     lines = said(capsys, monkeypatch, *asked).splitlines()
     document = json.loads(said(capsys, monkeypatch, *asked, "--json"))
     assert len(lines) <= 7

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.checking import answer
+from penstock.checking import check
+from penstock.checking.answer import Answer
 from penstock.checking.comparison import NetworkComparison, compare_networks
 from penstock.checking.head_of_comparison import head_of_networks, head_of_policies
 from penstock.checking.variants import with_router
@@ -19,14 +20,14 @@ GIVEN = Scenario("mine", (ps.Workload.poisson(1.2, 1_964, 28), SERVER), 2_000, N
 
 
 @pytest.fixture(scope="module")
-def answers() -> dict[str, answer.Answer]:
+def answers() -> dict[str, Answer]:
     names = ("sarathi", "fastertransformer", "orca")
     return {
-        name: answer.check(GIVEN.workload, SERVER.with_policy(name), requests=2_000, resolution=0.05) for name in names
+        name: check.check(GIVEN.workload, SERVER.with_policy(name), requests=2_000, resolution=0.05) for name in names
     }
 
 
-def test_each_policy_has_a_line_with_its_verdict_and_mean_latencies(answers: dict[str, answer.Answer]) -> None:
+def test_each_policy_has_a_line_with_its_verdict_and_mean_latencies(answers: dict[str, Answer]) -> None:
     asked, *rows = head_of_policies(GIVEN, answers)
     assert "3 policies" in asked.text
     assert [row.label for row in rows] == list(answers)
@@ -41,7 +42,7 @@ def test_each_policy_has_a_line_with_its_verdict_and_mean_latencies(answers: dic
 
 
 def test_of_many_the_first_and_the_fastest_have_a_line_and_the_others_are_named(
-    answers: dict[str, answer.Answer],
+    answers: dict[str, Answer],
 ) -> None:
     many = answers | {f"other {n}": answers["orca"] for n in range(4)}
     many = {"fastertransformer": many["fastertransformer"], **many}
@@ -53,7 +54,7 @@ def test_of_many_the_first_and_the_fastest_have_a_line_and_the_others_are_named(
     assert all((name in named) != (name in lines[-1].text) for name in many)
 
 
-def test_a_contradiction_stands_before_all(answers: dict[str, answer.Answer]) -> None:
+def test_a_contradiction_stands_before_all(answers: dict[str, Answer]) -> None:
     wrong = dataclasses.replace(answers["fastertransformer"], certificate=answers["sarathi"].certificate)
     assert wrong.disagreement
     (_, first, *_) = head_of_policies(GIVEN, answers | {"sarathi": wrong})

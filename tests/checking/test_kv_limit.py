@@ -4,7 +4,7 @@ import dataclasses
 import re
 
 import penstock as ps
-from penstock.checking.answer import check
+from penstock.checking.check import check
 from penstock.checking.notes import kv_notes
 from penstock.system.gpu_memory import Gpu
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.checking.backlog import Backlog
-from penstock.checking.json_documents import load_as_dict
 from penstock.checking.pools import pool_answers
 from penstock.simulation.event_session import EventSession
 from penstock.system.prefix_cache import as_serving
@@ -71,7 +70,7 @@ def test_a_certificate_alone_shows_the_least_load_and_the_margin_that_goes_with_
     assert certificate.measured is None
     assert certificate.margin == pytest.approx(1 - certificate.rho, abs=1e-12)
     assert certificate.rho == certificate.rho_at_least < certificate.load.rho
-    assert load_as_dict(certificate)["rho"] == certificate.rho
+    assert certificate.load_as_dict()["rho"] == certificate.rho
 
 
 def test_no_verdict_goes_by_what_was_measured() -> None:

@@ -10,7 +10,8 @@ import polars as pl
 import pytest
 
 import penstock as ps
-from penstock.checking.answer import MOST_JOBS, Answer, check, longer_run
+from penstock.checking.answer import MOST_JOBS, Answer, longer_run
+from penstock.checking.check import check
 from penstock.checking.enough_requests import until_known
 from penstock.checking.latency import SteadyState, steady_state
 from penstock.errors import InputError

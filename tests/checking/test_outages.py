@@ -83,7 +83,7 @@ def test_an_outage_after_the_last_arrival_is_refused_before_the_test_and_the_run
     def no_work(*_, **__):
         raise AssertionError("work before the refusal")
 
-    for name in ("answer.certify", "answer.verdict", "check_network.run_network"):
+    for name in ("check.certify", "check.verdict", "check_network.run_network"):
         monkeypatch.setattr(f"penstock.checking.{name}", no_work)
     with pytest.raises(ps.InputError, match=r"begins at 50 s, but the last job of the run arrives at .* s"):
         ps.check(network(), **length, outages=[ps.Outage("pool", 0, 50, 60)])

@@ -9,7 +9,8 @@ import polars as pl
 import pytest
 
 import penstock as ps
-from penstock.checking.answer import Answer, check
+from penstock.checking.answer import Answer
+from penstock.checking.check import check
 from penstock.checking.variants import own_order, with_order
 from penstock.workload.jobs import Jobs
 

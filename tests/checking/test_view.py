@@ -12,9 +12,10 @@ import pytest
 
 import penstock as ps
 from penstock.capacity.view import region_page
-from penstock.checking import answer, figures
+from penstock.checking import answer, check, figures
+from penstock.checking.comparison import ServerComparison
+from penstock.checking.one_run import OneRun
 from penstock.checking.targets import Target
-from penstock.checking.view import compare_page, run_page
 from penstock.scenario.scenario import Scenario
 from penstock.show import page as pages
 from penstock.show.html import render, write
@@ -205,7 +206,7 @@ def scenario(limit: int | None, rate: float = 12.0) -> Scenario:
 
 def asked(given: Scenario, policies: list[str], *targets: str) -> dict[str, answer.Answer]:
     return {
-        name: answer.check(
+        name: check.check(
             given.workload,
             given.server.with_policy(name),
             requests=given.arrivals,
@@ -270,7 +271,7 @@ def test_the_page_of_several_policies_has_verdicts_for_each_and_no_latency_where
     given = scenario(128)
     found = asked(given, ["fastertransformer", "sarathi"])
     assert found["fastertransformer"].latency_refused
-    page = compare_page(given, found)
+    page = ServerComparison(found, {}).page(given)
     policies, latency = page.sections[0].tables[0], page.sections[1].tables[0]
     assert [row[:3] for row in policies.rows] == [
         [name, answer.certificate.verdict, answer.stability.verdict] for name, answer in found.items()
@@ -278,14 +279,18 @@ def test_the_page_of_several_policies_has_verdicts_for_each_and_no_latency_where
     assert latency.rows[0][:2] == ("fastertransformer", "refused")
     assert all(latency.rows[1][1:])
     text = text_of(page)
-    assert all(answer.certificate.reason in text for answer in found.values())
+    certificates = [answer.certificate for answer in found.values()]
+    for certificate in certificates:
+        failing = [hypothesis.why for hypothesis in certificate.hypotheses if not hypothesis.held]
+        reasons = failing if certificate.verdict == "unknown" else [certificate.reason]
+        assert all(reason in text for reason in reasons)
     assert "fastertransformer" in printed(page, capsys, monkeypatch, 80, "all")
 
 
 @pytest.mark.parametrize(("rate", "shown"), [(10.0, False), (20.0, True)])
 def test_unfinished_requests_have_a_column_where_there_are_some(rate: float, shown: bool) -> None:
     given = scenario(None, rate)
-    (table,) = compare_page(given, asked(given, ["sarathi", "orca"])).sections[0].tables
+    (table,) = ServerComparison(asked(given, ["sarathi", "orca"]), {}).page(given).sections[0].tables
     assert ("Unfinished" in table.columns) == shown
 
 
@@ -308,8 +313,7 @@ def test_a_table_that_is_too_wide_loses_its_spare_columns_and_then_stands_row_by
 def test_the_page_of_a_run_says_that_it_is_one(runs: dict[str, ps.Run]) -> None:
     given = scenario(128)
     certificate = ps.certify(given.workload, given.server)
-    drawn = answer.Drawn(given.workload, given.server)
-    text = text_of(run_page(given, certificate, runs["sarathi"], drawn, [], [HOSTILE]))
+    text = text_of(OneRun(given.workload, certificate, runs["sarathi"], (), (HOSTILE,)).page(given))
     assert "One run It began empty" in text
     assert "Latency in this run" in text
     assert HOSTILE in text

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from penstock.checking.comparison import compare_networks, compare_orders
 from penstock.checking.variants import with_router
-from penstock.checking.view_comparison import comparison_page, signed
+from penstock.checking.view_comparison import signed
 from penstock.scenario.scenario import build, read_scenario
 from penstock.show.html import render
 from penstock.words import seconds
@@ -29,7 +29,7 @@ def test_latencies_and_differences_stand_below_each_other(capsys, monkeypatch) -
     scenario = read_scenario(EXAMPLES / "research_fork_join.yaml")
     networks = {name: with_router(scenario.network, name) for name in ("random", "jsq")}
     found = compare_networks(networks, jobs=2_500, targets=["ttft_p99<2s"], resolution=0.1)
-    page = comparison_page(found, "research", "Router")
+    page = found.page(scenario, "Router")
     said = in_words(capsys, monkeypatch, 80)(page)
     latencies = said[said.index("Latency in the") : said.index("-: the run is too short")].splitlines()
     rows = {line.split()[0]: line.split()[1:] for line in latencies if line}
@@ -41,7 +41,7 @@ def test_latencies_and_differences_stand_below_each_other(capsys, monkeypatch) -
     assert rows["from"] == [signed(estimate.low) for estimate in change]
     assert f"{random.goodput.value:.1%}" in said
     text = render(page)
-    assert "Time to first token of research, cumulative distribution" in text
+    assert "Time to first token, cumulative distribution" in text
     assert "Preempted" not in said  # nothing can be
     assert "Found" not in said  # nothing is
 

@@ -7,7 +7,7 @@ from penstock.capacity.recommendation import Recommendation
 from penstock.checking.doubt import reach_of
 from penstock.checking.head import asked_of_network, asked_of_server, doubted, share_of
 from penstock.checking.head_of_answer import said_of_targets
-from penstock.checking.view import contradictions
+from penstock.checking.view_parts import contradictions
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import MOST_LINES, Line
 from penstock.system.prefix_cache import doubts_of

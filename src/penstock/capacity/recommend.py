@@ -17,7 +17,8 @@ from penstock.capacity.recommendation import (
     Recommendation,
     bargain,
 )
-from penstock.checking.answer import ROWS_UP_TO, check, longer_run
+from penstock.checking.answer import ROWS_UP_TO, longer_run
+from penstock.checking.check import check
 from penstock.checking.doubt import doubt_of
 from penstock.checking.enough_requests import estimate
 from penstock.checking.latency import judged

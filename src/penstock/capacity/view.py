@@ -13,13 +13,13 @@ from penstock.capacity.max_rate import MaxLoad, MaxRate
 from penstock.capacity.recommendation import Candidate, Recommendation
 from penstock.checking.doubt import known_within
 from penstock.checking.figures import region_figure
-from penstock.checking.view import (
+from penstock.checking.view_network import network_heading
+from penstock.checking.view_parts import (
     contradictions,
     heading_of_server,
     target_verdicts,
     with_interval,
 )
-from penstock.checking.view_network import network_heading
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import MOST_LINES, Fact, Page, Section, Table
 from penstock.system.prefix_cache import front_notes

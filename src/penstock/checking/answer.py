@@ -4,42 +4,30 @@ side, of a workload on a server and of a network.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Annotated, Any
 
-from penstock import checks
+from penstock.checking.batch_means import latency_as_dict
 from penstock.checking.doubt import Doubt
 from penstock.checking.enough_requests import MOST_TIMES_LONGER
 from penstock.checking.latency import SteadyState
 from penstock.checking.stability import RECORDED, Stability
 from penstock.checking.targets import (
-    Target,
     TargetAnswer,
-    parsed_targets,
-    refuse_gaps_of_one_token,
 )
-from penstock.checking.verdict import checked_of_network, checked_of_server, verdict
 from penstock.errors import InputError
-from penstock.show.answers import Shown
-from penstock.show.page import Page
-from penstock.simulation.progress import Progress, part_of
+from penstock.show.answers import Meaning, Shown, computed, plain
 from penstock.simulation.quick import MemoryEstimate
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
-from penstock.system.kinds import OfSystem, as_network, refuse, refuse_of_clients
-from penstock.system.outages import Outage, listed
-from penstock.system.prefix_cache import as_serving
+from penstock.system.kinds import OfSystem
 from penstock.system.server import Server
 from penstock.theory.certificate import SPIRAL, VIRTUAL, Certificate
-from penstock.theory.certify import certify
-from penstock.workload.workload import ClosedLoop, Workload
+from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from penstock.checking.closed_loop import ClosedAnswer
     from penstock.checking.outages import OutageWindow
     from penstock.checking.pools import PoolAnswer
     from penstock.checking.stages import PriorityAnswer, StageAnswer, WorkflowAnswer
-    from penstock.scenario.scenario import Scenario
     from penstock.system.network import Network
     from penstock.theory.operating_point import OperatingPoint
 
@@ -52,60 +40,71 @@ MOST_JOBS = 10_000_000
 """Of a run of a network: each keeps a row per request in memory."""
 
 _FIRST_REQUESTS = 300
-# Of the work, for the progress bar: the test of a server, and that of a network.
-_TEST_SHARE, _FLOOD_SHARE = 0.2, 0.5
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Answer(OfSystem, Shown):
-    """What is known about a system: theorem, test and run side by side.
+    """What is known about a system: theorem, test and run side by side."""
 
-    Attributes
-    ----------
-    system
-        What was asked about: a workload and a server, or a network.
-    certificate
-        What a theorem says.
-    stability
-        What the test says; None where all jobs are recorded, and come to an end.
-    run
-        What was simulated from empty.
-    latency
-        Latency of the steady state, or None where it is refused, or the run kept no rows.
-    targets
-        The targets given, judged.
-    front
-        What to know before the verdict is read: what no row has seen, prefix caches, KV memory.
-    warnings
-        What the user should know besides.
-    outages
-        What replicas that die and come back do to latency.
-    calibration
-        What is not known of the batch times; None: they are taken as exact.
-    full
-        What a server carries once KV memory is full, by an estimate; None where something else
-        is, or none is known.
-    unsteady
-        Why what was recorded has no steady state; None: nothing says so.
-    kv_doubt
-        Why the verdict hinges on KV memory that is estimated, as a clause; empty where it does not.
-    """
+    system: Annotated[
+        "Network | tuple[Workload, Server]",
+        Meaning("What was asked about: a workload and a server, or a network.", key=None),
+    ]
+    certificate: Annotated[Certificate, Meaning("What a theorem says.")]
+    stability: Annotated[
+        Stability | None,
+        Meaning("What the test says; None where all jobs are recorded, and come to an end."),
+    ]
+    run: Annotated[Run, Meaning("What was simulated from empty.", key=None)]
+    latency: Annotated[
+        SteadyState | None,
+        Meaning(
+            "Latency of the steady state, or None where it is refused, or the run kept no rows.",
+            key=None,
+        ),
+    ]
+    targets: Annotated[tuple[TargetAnswer, ...], Meaning("The targets given, judged.")] = ()
+    front: Annotated[
+        tuple[str, ...],
+        Meaning(
+            "What to know before the verdict is read: what no row has seen, prefix caches, KV "
+            "memory.",
+            key=None,
+        ),
+    ] = ()
+    warnings: Annotated[
+        tuple[str, ...], Meaning("What the user should know besides.", key=None)
+    ] = ()
+    outages: Annotated[
+        "tuple[OutageWindow, ...]",
+        Meaning("What replicas that die and come back do to latency."),
+    ] = ()
+    calibration: Annotated[
+        Doubt | None,
+        Meaning("What is not known of the batch times; None: they are taken as exact."),
+    ] = None
+    full: Annotated[
+        MemoryEstimate | None,
+        Meaning(
+            "What a server carries once KV memory is full, by an estimate; None where something "
+            "else is, or none is known.",
+            key=None,
+        ),
+    ] = None
+    unsteady: Annotated[
+        str | None,
+        Meaning("Why what was recorded has no steady state; None: nothing says so.", key=None),
+    ] = None
+    kv_doubt: Annotated[
+        str,
+        Meaning(
+            "Why the verdict hinges on KV memory that is estimated, as a clause; empty where it "
+            "does not.",
+            key=None,
+        ),
+    ] = ""
 
-    system: "Network | tuple[Workload, Server]"
-    certificate: Certificate
-    stability: Stability | None
-    run: Run
-    latency: SteadyState | None
-    targets: tuple[TargetAnswer, ...] = ()
-    front: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    outages: "tuple[OutageWindow, ...]" = ()
-    calibration: Doubt | None = None
-    full: MemoryEstimate | None = None
-    unsteady: str | None = None
-    kv_doubt: str = ""
-
-    @property
+    @computed()
     def verdict(self) -> str:
         """Both in one word: ``contradiction``, or what the theorem says, or where it says nothing
         the test; ``undecided`` where other batch times that may be true give another.
@@ -134,12 +133,12 @@ class Answer(OfSystem, Shown):
             return self.stability
         return self.certificate
 
-    @property
+    @computed()
     def latency_refused(self) -> str | None:
         """Why there is no latency of a steady state, or None."""
         return no_steady_state(self.certificate, self.stability) or self.unsteady
 
-    @property
+    @computed()
     def disagreement(self) -> str | None:
         """What to doubt where theorem and test contradict each other, or None: what nobody checked,
         or Penstock.
@@ -172,7 +171,7 @@ class Answer(OfSystem, Shown):
             raise InputError(f"there is no test: {RECORDED}")
         return self.stability
 
-    @property
+    @computed()
     def stability_skipped(self) -> str | None:
         """Why there is no test, or None."""
         return None if self.stability else RECORDED
@@ -215,17 +214,63 @@ class Answer(OfSystem, Shown):
         """What only figures of a server show."""
         return Drawn(self.workload, self.server)
 
-    def page(self, scenario: "Scenario | None" = None) -> Page:
-        """Return the answer as a page; a scenario says how the question is called."""
-        from penstock.checking.view import answer_page
-
-        return answer_page(self, scenario)
-
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form of ``check``."""
-        from penstock.checking.json_documents import answer_as_dict
+        """Return the JSON form of ``check``; a network's says what its pools and stages do."""
+        document = {"verdict": self.verdict} | super().as_dict()
+        if self.is_network:
+            places = ("pools", "workflows", "stages", "priorities")
+            document |= {place: plain(getattr(self, place)) for place in places}
+        return document
 
-        return answer_as_dict(self)
+    @computed(key="load")
+    def _load(self) -> dict[str, Any]:
+        """Load and limit of a server, or of the pool of a network with the least margin."""
+        if not self.is_network:
+            return self.certificate.load_as_dict()
+        bottleneck = self.bottleneck
+        return {
+            "bottleneck": bottleneck.name,
+            "rho": bottleneck.rho,
+            "margin": bottleneck.margin,
+            "max_load": self.certificate.max_load,
+            "rho_at_least": bottleneck.rho_at_least,
+            "rho_without_cache": bottleneck.rho_without_cache,
+        }
+
+    @computed(key="simulation")
+    def _simulation(self) -> dict[str, Any]:
+        """What the run did, beside the verdict of the test."""
+        return {"verdict": self.stability and self.stability.verdict} | self.run.as_dict()
+
+    @computed(key="latency")
+    def _latency(self) -> dict[str, Any] | None:
+        """By metric and statistic: of the steady state, else of the run if it kept no rows."""
+        if self.latency_refused:
+            return None
+        if self.latency is None:
+            return self.run.latency_as_dict()
+        latency: dict[str, Any] = latency_as_dict(self.latency.estimates)["latency"]
+        return latency
+
+    @computed(key="latency_interval")
+    def _intervals(self) -> dict[str, Any] | None:
+        """The ends of each, in the steady state."""
+        if self.latency is None:
+            return None
+        intervals: dict[str, Any] = latency_as_dict(self.latency.estimates)["latency_interval"]
+        return intervals
+
+    @computed(key="steady_state")
+    def _rests_on(self) -> dict[str, Any] | None:
+        """Jobs that the steady state was told from, those before them, and its confidence."""
+        if self.latency is None:
+            return None
+        return {name: getattr(self.latency, name) for name in ("jobs", "warmup_jobs", "confidence")}
+
+    @computed(key="warnings")
+    def _all_warnings(self) -> list[str]:
+        """What to know."""
+        return [*self.front, *self.warnings]
 
     @property
     def bottleneck(self) -> "PoolAnswer":
@@ -354,149 +399,6 @@ def longer_run(answer: Answer) -> int | None:
 def left_open(answer: Answer) -> str:
     """Say that no run decides a target."""
     return f"{answer.run.arrived:,} {answer.unit} leave it open, and no longer run is kept"
-
-
-@overload
-def check(  # type: ignore[overload-overlap]
-    workload: ClosedLoop,
-    server: Server,
-    *,
-    requests: int | None = None,
-    targets: Sequence[Target | str] = (),
-    progress: Progress | None = None,
-    certified: Callable[[None], object] | None = None,
-) -> "ClosedAnswer": ...
-@overload
-def check(
-    workload: Workload,
-    server: Server,
-    *,
-    requests: int | None = None,
-    until: float | None = None,
-    targets: Sequence[Target | str] = (),
-    precision: float | None = None,
-    alpha: float | None = None,
-    resolution: float | None = None,
-    estimate_memory: bool = True,
-    progress: Progress | None = None,
-    stability: Stability | None = None,
-    certified: Callable[[Certificate], object] | None = None,
-) -> Answer: ...
-@overload
-def check(
-    network: "Network",
-    /,
-    *,
-    jobs: int | None = None,
-    until: float | None = None,
-    seed: int | None = None,
-    targets: Sequence[Target | str] = (),
-    precision: float | None = None,
-    resolution: float | None = None,
-    progress: Progress | None = None,
-    outages: Sequence[Outage] = (),
-    stability: Stability | None = None,
-    certified: Callable[[Certificate], object] | None = None,
-) -> Answer: ...
-def check(
-    workload: "Workload | Network",
-    server: Server | None = None,
-    *,
-    requests: int | None = None,
-    jobs: int | None = None,
-    until: float | None = None,
-    seed: int | None = None,
-    targets: Sequence[Target | str] = (),
-    precision: float | None = None,
-    alpha: float | None = None,
-    resolution: float | None = None,
-    estimate_memory: bool = True,
-    progress: Progress | None = None,
-    outages: Sequence[Outage] = (),
-    stability: Stability | None = None,
-    certified: Callable[[Any], object] | None = None,
-) -> "Answer | ClosedAnswer":
-    """Certify a system, test it, simulate it, and refuse the latency of a steady state that it has
-    not.
-
-    Clients who wait for their answers (`Workload.closed`) are stable by construction: of them it
-    says at what throughput and latency they are served.
-
-    Parameters
-    ----------
-    workload, server, requests, jobs, until, seed
-        As in `penstock.simulate`. Runs of networks keep their requests, so they have up to ten
-        million jobs.
-    targets
-        Upper limits of latencies, such as ``ttft_p99<2s``. See `Target.parse`. Of several stages
-        or workflows the one furthest from its limit counts. While one is undecided the run becomes
-        longer, up to 16 times.
-    precision
-        Simulate until mean latencies are known to it: 0.05 is 5%. It is the largest half-width of
-        their intervals, over the value; until then the run becomes longer, up to 16 times.
-    alpha, resolution
-        As in `penstock.verdict`.
-    estimate_memory
-        Of a server: whether to note what is carried once KV memory is full, where there is an
-        estimate, and at which KV memory the verdict on an engine would turn, where none was given
-        (it may take seconds).
-    progress
-        Called now and then with the share that is done.
-    outages
-        Of a network: replicas that die and come back, in a further run of the same jobs, which says
-        what they do to latency. Verdicts and the steady state are without them: what ends does not
-        change whether a backlog grows for ever.
-    stability
-        What `penstock.verdict` says with this alpha, this resolution and the seed of the workload,
-        where that is known: the test is not run again.
-    certified
-        Called with the certificate, before anything is simulated; None of a closed loop.
-
-    Raises
-    ------
-    InputError
-        If a value cannot be used.
-    """
-    limits = parsed_targets(targets)
-    estimate_memory = checks.truth("estimate_memory", estimate_memory)
-    if isinstance(workload, Workload) and isinstance(server, Server):
-        refuse(jobs=jobs, seed=seed, outages=listed(outages) or None)
-        refuse_gaps_of_one_token(limits, workload)
-        if isinstance(workload, ClosedLoop):
-            refuse_of_clients(until=until, precision=precision, alpha=alpha, resolution=resolution)
-            from penstock.checking.closed_loop import closed_answer
-
-            return closed_answer(workload, server, requests, limits, progress, certified)
-        # The length is refused before the test, not after it.
-        from penstock.checking.check_server import RunAsked, answer_of_server
-
-        asked = RunAsked(workload, requests, until, limits, precision)
-        checked_of_server(alpha, resolution)
-        server = as_serving(workload, server)
-        certificate = certify(workload, server)
-        if certified is not None:
-            certified(certificate)
-        if stability is None:
-            tested = part_of(progress, 0.0, _TEST_SHARE)
-            stability = verdict(workload, server, alpha, resolution, workload.seed, progress=tested)
-        simulated = part_of(progress, _TEST_SHARE, 1.0)
-        return answer_of_server(server, asked, stability, certificate, estimate_memory, simulated)
-    network = as_network("check", workload, server)
-    refuse(requests=requests, alpha=alpha, estimate_memory=None if estimate_memory else False)
-    from penstock.checking.check_network import JobsAsked, answer_of_network, flooded
-
-    # What cannot be done is refused before the test, not after.
-
-    of_jobs = JobsAsked(network, jobs, until, seed, limits, precision, outages)
-    checked_of_network(resolution)
-    certificate = certify(network)
-    if certified is not None:
-        certified(certificate)
-    if stability is None and not network.ends:
-        tested = part_of(progress, 0.0, _FLOOD_SHARE)
-        stability = flooded(network, seed, resolution, tested)
-    simulated = part_of(progress, _FLOOD_SHARE, 1.0)
-    return answer_of_network(of_jobs, stability, certificate, resolution, simulated)
 
 
 def no_steady_state(

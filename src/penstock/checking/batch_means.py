@@ -355,3 +355,11 @@ def values(statistics: Statistics) -> dict[str, float | None]:
 def ends(statistics: Statistics) -> dict[str, list[float | None]]:
     """Return the intervals by statistic, as documents have them."""
     return {name: [estimate.low, estimate.high] for name, estimate in statistics.items()}
+
+
+def latency_as_dict(latency: Mapping[str, Statistics] | None) -> dict[str, Any]:
+    """Return latencies by metric, and their intervals, as documents have them."""
+    return {
+        "latency": latency and {metric: values(of) for metric, of in latency.items()},
+        "latency_interval": latency and {metric: ends(of) for metric, of in latency.items()},
+    }

@@ -12,12 +12,10 @@ import numpy as np
 from penstock.checking.batch_means import BATCHES, LEAST_REQUESTS
 from penstock.checking.doubt import Interval, beyond_rows, latency_factors
 from penstock.checking.head import stable_because
-from penstock.checking.json_documents import run_as_dict
 from penstock.checking.latency import SteadyState, judged, steady_state
 from penstock.checking.targets import Estimate, Target, TargetAnswer
 from penstock.errors import InputError
 from penstock.show.answers import Shown
-from penstock.show.page import Page
 from penstock.simulation import intervals
 from penstock.simulation.progress import Progress
 from penstock.simulation.rows import Rows, recorded
@@ -30,7 +28,7 @@ from penstock.words import counted
 from penstock.workload.workload import ClosedLoop
 
 if TYPE_CHECKING:
-    from penstock.scenario.scenario import Scenario
+    pass
 
 
 _LEAST_ROUNDS = 3
@@ -101,12 +99,6 @@ class ClosedAnswer(Shown):
         """Requests that are counted."""
         return self.latency.jobs + self.latency.warmup_jobs
 
-    def page(self, scenario: "Scenario | None" = None) -> Page:
-        """Return the answer as a page; a scenario says how the question is called."""
-        from penstock.checking.view import closed_page
-
-        return closed_page(self, scenario)
-
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``check``: what only arrivals at a rate have is null."""
         steady = self.latency.as_dict()
@@ -118,7 +110,7 @@ class ClosedAnswer(Shown):
             "requests_per_s": self.requests_per_s.as_dict(),
             "max_rate": self.max_rate,
             **dict.fromkeys(("load", "certificate", "stability")),
-            "simulation": run_as_dict(self.run) | {"verdict": self.verdict},
+            "simulation": {"verdict": self.verdict} | self.run.as_dict(),
             "latency": steady["latency"],
             "latency_interval": steady["intervals"],
             "latency_factor": {metric: list(ends) for metric, ends in self.factors.items()},

@@ -47,7 +47,7 @@ def check(
     if options.pop("orders", None) is not None:
         _check_orders(chosen, str(orders), options, form)
         return
-    from penstock.checking import answer
+    from penstock.checking import check
     from penstock.checking.targets import parsed_targets
     from penstock.show.compiling import simulating
     from penstock.system.kinds import asked_about
@@ -58,9 +58,7 @@ def check(
     name = chosen.name if chosen.is_network else chosen.server.policy.name
     with simulating(f"Simulating {name}") as show:
         begin = partial(_begin, form, chosen)
-        result = answer.check(
-            *asked_about(chosen.system), **options, progress=show, certified=begin
-        )
+        result = check.check(*asked_about(chosen.system), **options, progress=show, certified=begin)
     document = result.as_dict()
     document |= {"measured": measured(chosen), "next": result.next_step(chosen.file)}
     form.show(result.page(chosen), document, is_no=result.verdict != "stable" or result.missed)
@@ -188,47 +186,10 @@ def simulate(
     """
     choices = {"policy": policy, "seed": seed, **options}
     chosen, _ = chosen_scenario(scenario, form, choices, server_alone=True)
-    from penstock.checking import answer, check_server, json_documents
-    from penstock.checking.doubt import known_within
-    from penstock.checking.notes import load_warnings
-    from penstock.checking.recordings import recording_notes
-    from penstock.checking.view import run_page
+    from penstock.checking.one_run import one_run
     from penstock.show.compiling import simulating
-    from penstock.simulation.simulate import simulate as run_once
-    from penstock.system.prefix_cache import front_notes, unsaid
-    from penstock.theory.certify import certify
-    from penstock.theory.kv_blocks import served
 
-    run_asked = check_server.RunAsked(chosen.workload, chosen.arrivals, chosen.until)  # or refused
-    # The load is said beside the run, where there is one, though no verdict is drawn from it.
-    rated = chosen.workload.has_rate
-    certificate = certify(chosen.workload, chosen.server) if rated else None
-    if not rated:
-        served(chosen.workload, chosen.server)  # or refused
-    _begin(form, chosen, certificate)
+    begin = partial(_begin, form, chosen)
     with simulating(f"Simulating {chosen.server.policy.name}") as show:
-        run = run_once(
-            chosen.workload,
-            chosen.server,
-            requests=chosen.arrivals,
-            until=chosen.until,
-            record=run_asked.record,
-            progress=show,
-        )
-    front, warnings, load = front_notes(chosen.workload, run.server), [], None
-    if certificate is not None:
-        certificate = certificate.with_found(run.found_share, run.server)
-        recorded, _ = recording_notes(chosen.workload, certificate)
-        front = [*known_within((chosen.workload, run.server)), *recorded, *front]
-        warnings = load_warnings(certificate.load, chosen.server)
-        load = json_documents.load_as_dict(certificate)
-    warnings = [*unsaid(chosen.workload.notices, front), *warnings]
-    document_of_run = {
-        "load": load,
-        "simulation": json_documents.run_as_dict(run),
-        "latency": json_documents.latency_as_dict(run),
-        "latency_refused": None,
-        "warnings": [*front, *warnings],
-    }
-    drawn = answer.Drawn(chosen.workload, chosen.server)
-    form.show(run_page(chosen, certificate, run, drawn, front, warnings), document_of_run)
+        answer = one_run(chosen.workload, chosen.server, chosen.arrivals, chosen.until, show, begin)
+    form.show(answer.page(chosen), answer.as_dict())

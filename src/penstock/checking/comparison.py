@@ -5,14 +5,14 @@ routers, policies or orders between stages, on the same jobs.
 import dataclasses
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock import checks
-from penstock.checking.answer import Answer, check
+from penstock.checking.answer import Answer
 from penstock.checking.batch_means import BATCHES, Batches, Statistics, Waits, few_bursts
+from penstock.checking.check import check
 from penstock.checking.differences import Sample, difference
 from penstock.checking.goodput import good_jobs, goodput_share
 from penstock.checking.latency import LEAST_JOBS, Queues, batched, in_batches
@@ -22,7 +22,6 @@ from penstock.checking.variants import OrderChoice, ask, with_order
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Ints
 from penstock.show.answers import Shown
-from penstock.show.page import Page
 from penstock.simulation.distribution import Distribution
 from penstock.simulation.progress import Progress, in_parts
 from penstock.simulation.rows import recorded
@@ -33,7 +32,6 @@ from penstock.theory.load import refuse_no_rate
 from penstock.words import gathered
 
 if TYPE_CHECKING:
-    from penstock.scenario.scenario import Scenario
     from penstock.system.kinds import System
 
 
@@ -43,16 +41,6 @@ class ServerComparison(Shown):
 
     answers: Mapping[str, Answer]  # by policy, the one that others are compared with first
     left_out: Mapping[str, str]  # policies that cannot serve the workload, and why
-
-    def page(self, scenario: "Scenario | None" = None, what: str = "Policy") -> Page:
-        """Return the comparison as a page; a scenario says how the question is called."""
-        from penstock.checking.view import compare_page
-        from penstock.scenario.scenario import Scenario
-
-        if scenario is None:
-            first = next(iter(self.answers.values()))
-            scenario = Scenario("compare", (first.workload, first.server), None, None, Path())
-        return compare_page(scenario, self.answers, self.left_out)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -145,14 +133,6 @@ class NetworkComparison(Shown):
     def first(self) -> str | None:
         """The network that the others are compared with; None where none has a steady state."""
         return self.rows[0].network if self.rows else None
-
-    def page(self, scenario: "Scenario | None" = None, what: str = "Network") -> Page:
-        """Return the comparison as a page; a scenario says how the question is called, ``what``
-        how the networks are.
-        """
-        from penstock.checking.view_comparison import comparison_page
-
-        return comparison_page(self, scenario.name if scenario else "compare", what)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""

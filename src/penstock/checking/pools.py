@@ -2,11 +2,12 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from penstock.checking.notes import wasteful_budget
+from penstock.show.answers import Meaning, computed
 from penstock.simulation.run import Run
 from penstock.system.network import Network
 from penstock.system.pool import Pool
@@ -15,6 +16,7 @@ from penstock.theory.certificate import Certificate
 from penstock.theory.hypotheses import CRITICAL_BAND
 from penstock.theory.kv_blocks import fits
 from penstock.theory.limits import Limit, PoolLoad
+from penstock.words import near, near_one, whole
 from penstock.workload.workflow import Workflow
 
 
@@ -22,31 +24,71 @@ from penstock.workload.workflow import Workflow
 class PoolAnswer:
     """What is asked of a pool, and what it did."""
 
-    name: str
-    replicas: int
-    router: str
-    policy: str
-    order: str
-    # Tokens that arrive over the most that batches of any size process. Where what requests find of
-    # their prompts depends on the run, it counts what is left by what they found in this one.
-    rho: float
-    # What is left before the load above which no policy is stable under all limits, as a share of
-    # it; negative where none is stable. 1 - rho where the token budget binds.
-    margin: float
-    binding: tuple[str, ...]  # the limits that set it; `batch time` where none does
-    drain_s: float | None  # as in `penstock.theory.limits.PoolLoad`
-    busy: float  # share of the simulated time in batches, over all replicas
-    tokens_per_s: float  # simulated, all replicas together
-    # Simulated, on average; 0 without batches. Replicas can be busy all the time at a low load:
-    # with small batches.
-    tokens_per_batch: float
-    limits: tuple[Limit, ...]
-    # Where what requests find of their prompts depends on the run: the share of the tokens of
-    # prompts that they found in this one, and the load if they found all that they may, and
-    # nothing; else None.
-    found_share: float | None = None
-    rho_at_least: float | None = None
-    rho_without_cache: float | None = None
+    name: Annotated[str, Meaning("What the network calls it.", name="Pool")]
+    replicas: Annotated[int, Meaning("How many it has.", name="Replicas", format=whole)]
+    router: Annotated[str, Meaning("What sends requests to its replicas.")]
+    policy: Annotated[str, Meaning("Of each kind of server.", name="Policy")]
+    order: Annotated[str, Meaning("Between its stages.", name="Order")]
+    rho: Annotated[
+        float,
+        Meaning(
+            "Tokens that arrive over the most that batches of any size process. Where what "
+            "requests find of their prompts depends on the run, it counts what is left by what "
+            "they found in this one.",
+            name="Load",
+            format=near_one,
+        ),
+    ]
+    margin: Annotated[
+        float,
+        Meaning(
+            "What is left before the load above which no policy is stable under all limits, as a "
+            "share of it; negative where none is stable. 1 - rho where the token budget binds.",
+            name="Margin",
+            format=near,
+        ),
+    ]
+    binding: Annotated[
+        tuple[str, ...],
+        Meaning(
+            "The limits that set it; `batch time` where none does.",
+            name="Held by",
+            format=lambda limits: " and ".join(limits) or "-",
+        ),
+    ]
+    drain_s: Annotated[float | None, Meaning("As in `penstock.theory.limits.PoolLoad`.")]
+    busy: Annotated[float, Meaning("Share of the simulated time in batches, over all replicas.")]
+    tokens_per_s: Annotated[
+        float, Meaning("Simulated, all replicas together.", name="Tokens/s", format=whole)
+    ]
+    tokens_per_batch: Annotated[
+        float,
+        Meaning(
+            "Simulated, on average; 0 without batches. Replicas can be busy all the time at a low "
+            "load: with small batches.",
+            name="A batch",
+            format=whole,
+        ),
+    ]
+    limits: Annotated[tuple[Limit, ...], Meaning("How much of each is asked for.")]
+    found_share: Annotated[
+        float | None,
+        Meaning(
+            "Where what requests find of their prompts depends on the run: the share of the tokens "
+            "of prompts that they found in this one."
+        ),
+    ] = None
+    rho_at_least: Annotated[float | None, Meaning("Then the load if they found all they may.")] = (
+        None
+    )
+    rho_without_cache: Annotated[float | None, Meaning("And the load if they found nothing.")] = (
+        None
+    )
+
+    @computed(name="Router", key=None)
+    def sends_by(self) -> str:
+        """The router, where there is something to choose."""
+        return self.router if self.replicas > 1 else "-"
 
 
 def pool_answers(network: Network, certificate: Certificate, run: Run) -> tuple[PoolAnswer, ...]:

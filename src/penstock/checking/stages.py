@@ -2,53 +2,78 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Annotated, Any
 
-from penstock.checking.batch_means import Statistics
+from penstock.checking.batch_means import Statistics, ends, latency_as_dict, values
 from penstock.checking.latency import SteadyState
+from penstock.show.answers import Meaning, computed, plain_fields
 from penstock.simulation.rows import recorded
 from penstock.simulation.run import Run
 from penstock.system.network import Network
 from penstock.theory.latency_bounds import earliest_of_jobs
+
+_LATENCY = "In the steady state, by metric and statistic, each with its interval; null: refused."
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkflowAnswer:
     """What arrives of a workflow, and how long its jobs take."""
 
-    name: str
-    jobs_per_s: float  # that arrive in the long run
-    # That arrived in the run, and that had not ended when it did.
-    jobs: int
-    unfinished: int
-    e2e: Statistics | None  # in the steady state, by statistic; None where latency is refused
-    # Mean over the jobs of the run of the least that each takes, whatever serves it and whatever
-    # else there is (`penstock.theory.latency_bounds`).
-    earliest_s: float
+    name: Annotated[str, Meaning("What the network calls it.", key="workflow")]
+    jobs_per_s: Annotated[float, Meaning("That arrive in the long run.")]
+    jobs: Annotated[int, Meaning("That arrived in the run.")]
+    unfinished: Annotated[int, Meaning("That had not ended when it did.")]
+    e2e: Annotated[Statistics | None, Meaning(_LATENCY, key=None)]
+    earliest_s: Annotated[
+        float,
+        Meaning(
+            "Mean over the jobs of the run of the least that each takes, whatever serves it and "
+            "whatever else there is (`penstock.theory.latency_bounds`)."
+        ),
+    ]
+
+    @computed()
+    def e2e_s(self) -> dict[str, float | None] | None:
+        """By statistic."""
+        return None if self.e2e is None else values(self.e2e)
+
+    @computed()
+    def e2e_interval(self) -> dict[str, list[float | None]] | None:
+        """Its ends, by statistic."""
+        return None if self.e2e is None else ends(self.e2e)
 
 
 @dataclasses.dataclass(frozen=True)
 class StageAnswer:
     """What a stage asks of its pool, and how long it takes there."""
 
-    name: str  # `workflow.stage`
-    pool: str
-    visits_per_s: float  # requests/s in the long run
-    # Forward tokens of a request in each phase, on average.
-    prefill_tokens: float
-    decode_tokens: float
-    # In the steady state, by metric (`ttft_s`, `e2e_s`, `tbt_s` of the only stage, at joins
-    # `join_wait_s`) and statistic; None where it is refused.
-    latency: Mapping[str, Statistics] | None
+    name: Annotated[str, Meaning("`workflow.stage`.", key="stage")]
+    pool: Annotated[str, Meaning("That serves it.")]
+    visits_per_s: Annotated[float, Meaning("Requests/s in the long run.")]
+    prefill_tokens: Annotated[float, Meaning("Of a request, on average.")]
+    decode_tokens: Annotated[float, Meaning("Of a request, on average.")]
+    # By `ttft_s`, `e2e_s`, `tbt_s` of the only stage, at joins `join_wait_s`.
+    latency: Annotated[Mapping[str, Statistics] | None, Meaning(_LATENCY, key=None)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return plain_fields(self) | latency_as_dict(self.latency)
 
 
 @dataclasses.dataclass(frozen=True)
 class PriorityAnswer:
     """How long requests of one priority take."""
 
-    workflow: str
-    stage: str | None  # None: whole jobs, by the priority of their first request
-    priority: int  # the smaller is served first
-    latency: Mapping[str, Statistics]  # in the steady state, by metric and statistic
+    workflow: Annotated[str, Meaning("Whose requests these are.")]
+    stage: Annotated[
+        str | None, Meaning("Null: whole jobs, by the priority of their first request.")
+    ]
+    priority: Annotated[int, Meaning("The smaller is served first.")]
+    latency: Annotated[Mapping[str, Statistics], Meaning(_LATENCY, key=None)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return plain_fields(self) | latency_as_dict(self.latency)
 
 
 def workflow_answers(

@@ -2,24 +2,36 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from penstock.checking.answer import Answer
 from penstock.checking.batch_means import Statistics
-from penstock.checking.comparison import ComparedWorkflow, NetworkComparison
+from penstock.checking.comparison import ComparedWorkflow, NetworkComparison, ServerComparison
 from penstock.checking.figures_network import comparison_figure
-from penstock.checking.head_of_comparison import head_of_networks
+from penstock.checking.head_of_comparison import head_of_networks, head_of_policies
 from penstock.checking.targets import Estimate
-from penstock.checking.view import contradictions, hinging, with_interval
 from penstock.checking.view_network import network_heading
+from penstock.checking.view_parts import (
+    contradictions,
+    heading_of_server,
+    hinging,
+    with_interval,
+)
+from penstock.checking.view_server import batch_sections, figure_sections, limits_table, load_facts
+from penstock.scenario.scenario import Scenario
 from penstock.show.page import Fact, Page, Section, Table
-from penstock.words import seconds, sharing
+from penstock.words import METRICS, STATISTICS, gathered, near_one, seconds, sharing
 
 _METRICS = {"ttft_s": "TTFT", "e2e_s": "E2E"}
 _STATISTICS = ("mean", "p50", "p99")
+_HIGHLIGHTS = ("p50", "p99")  # statistics in the table of several policies
 
 
-def comparison_page(comparison: NetworkComparison, title: str, what: str) -> Page:
+def comparison_page(
+    comparison: NetworkComparison, scenario: Scenario | None = None, what: str = "Network"
+) -> Page:
     """Show networks side by side. ``what`` says what they differ by, such as ``Router``."""
+    title = scenario.name if scenario else "compare"
     answers = comparison.answers
     return Page(
         title=title,
@@ -159,7 +171,7 @@ def _share(estimate: Estimate | None) -> str:
 
 
 def _reasons(answers: Mapping[str, Answer]) -> list[Section]:
-    """Return what theory and test say of the orders, those of which they say the same together."""
+    """Return what theory and test say of each, those of which they say the same together."""
     theory: dict[str, list[str]] = {}
     failing: dict[str, list[str]] = {}
     test: dict[str, list[str]] = {}
@@ -193,3 +205,116 @@ def _figures(comparison: NetworkComparison, what: str) -> list[Section]:
         return []
     title = "Distribution of latency"
     return [Section(title, figures=lambda: [comparison_figure(comparison, what)])]
+
+
+def compare_page(
+    comparison: ServerComparison, scenario: Scenario | None = None, what: str = "Policy"
+) -> Page:
+    """Show a server under several policies; of those left out, the reasons."""
+    answers, left_out = comparison.answers, comparison.left_out
+    first = next(iter(answers.values()))
+    scenario = scenario or Scenario("compare", first.system, None, None, Path())
+    runs = {name: answer.run for name, answer in answers.items()}
+    refused = [name for name, answer in answers.items() if answer.latency_refused]
+    return Page(
+        title=scenario.name,
+        heading=heading_of_server(scenario.workload, scenario.server, f"{len(answers)} policies"),
+        head=head_of_policies(scenario, answers, left_out),
+        why="what theory and test say",
+        rest="percentiles and intervals",
+        notes=[
+            *gathered({name: answer.front for name, answer in answers.items()}),
+            *(f"{name} is left out: {reason}." for name, reason in left_out.items()),
+        ],
+        verdicts=contradictions(answers) + hinging(answers),
+        sections=[
+            Section(
+                "Policies",
+                tables=[_policies_table(answers)],
+                notes=gathered({name: answer.warnings for name, answer in answers.items()}),
+                why=True,
+            ),
+            Section("Latency", ["In seconds."], tables=_latency_of_policies(answers)),
+            Section(
+                "Load",
+                facts=load_facts(first.certificate, scenario.server),
+                tables=limits_table(first.certificate),
+                why=True,
+            ),
+            *_reasons(answers),
+            *figure_sections(runs, refused),
+            *batch_sections(runs, {name: answer.drawn for name, answer in answers.items()}),
+        ],
+    )
+
+
+def _policies_table(answers: Mapping[str, Answer]) -> Table:
+    """Lay out verdicts and runs, a row per policy."""
+    columns = ["Policy", "Theory", "Test", "Can do", "Tokens/s", "A batch"]
+    limited = any(answer.server.memory for answer in answers.values())
+    if limited:
+        columns.append("Preempted")
+    cut = any(answer.run.unfinished for answer in answers.values())
+    if cut:
+        columns.append("Unfinished")
+    rows = []
+    for name, answer in answers.items():
+        run, test = answer.run, answer.tested
+        row = [
+            name,
+            answer.certificate.verdict,
+            test.verdict,
+            f"{near_one(1 - test.drift)} x" if test.interval else "> 1 x",
+            f"{run.tokens_per_s:,.0f}",
+            f"{run.tokens_per_batch:,.0f}",
+        ]
+        if limited:
+            row.append(f"{run.preemptions:,}")
+        if cut:
+            row.append(f"{run.unfinished:,}")
+        rows.append(row)
+    caption = (
+        "Can do: work done under a large backlog over the work that arrives; below 1 the backlog "
+        "grows"
+    )
+    if any(answer.tested.interval is None for answer in answers.values()):
+        caption += "; > 1 where it was gone before it could be measured"
+    return Table(
+        columns, rows, f"{caption}. A batch: tokens in it, on average.", spare=("Preempted",)
+    )
+
+
+def _latency_of_policies(answers: Mapping[str, Answer]) -> list[Table]:
+    """Lay out latency by policy; intervals in a table per metric."""
+    columns = [f"{metric[:-2].upper()} {name}" for metric in METRICS for name in _HIGHLIGHTS]
+    rows = []
+    caption = ""
+    for name, answer in answers.items():
+        if answer.latency_refused:
+            cells = ["refused", *[""] * (len(columns) - 1)]
+        elif answer.latency:
+            shown = [
+                answer.latency.estimates[metric][of] for metric in METRICS for of in _HIGHLIGHTS
+            ]
+            cells = [f"{seconds(e.value)}{'?' if e.high is None else ''}" for e in shown]
+            if any(estimate.high is None for estimate in shown):
+                caption = "?: the run is too short to bound this from above; check shows intervals."
+        else:
+            run = answer.run.latency().iter_rows(named=True)
+            cells = [seconds(row[of]) for row in run for of in _HIGHLIGHTS]
+        rows.append((name, *cells))
+    steady = {name: answer.latency.estimates for name, answer in answers.items() if answer.latency}
+    intervals = [
+        Table(
+            ("Policy", *STATISTICS),
+            [
+                (name, *(with_interval(of[metric][statistic]) for statistic in STATISTICS))
+                for name, of in steady.items()
+            ],
+            title=f"{words}, in seconds and with intervals",
+            detail=True,
+        )
+        for metric, words in METRICS.items()
+        if steady
+    ]
+    return [Table(("Policy", *columns), rows, caption), *intervals]

@@ -8,20 +8,19 @@ from penstock.checking.figures_network import flood_figure, graph_figure, queue_
 from penstock.checking.outages import outages_section
 from penstock.checking.pools import PoolAnswer
 from penstock.checking.stages import StageAnswer
-from penstock.checking.view import (
+from penstock.checking.view_parts import (
     NO_LATENCY,
     batch_times,
-    growth,
     hypotheses_section,
     margin_fact,
-    share,
+    run_in_words,
     with_interval,
 )
+from penstock.show.answers import table
 from penstock.show.page import Fact, Figure, Section, Table
-from penstock.simulation.run import Run
 from penstock.system.network import Network
 from penstock.theory.certificate import Certificate
-from penstock.words import counted, digits, seconds
+from penstock.words import counted, digits, near_one, seconds
 
 _POOLS = (
     "Load: tokens that arrive, over the most that batches filled up to the token budget process. "
@@ -54,7 +53,7 @@ def sections_of_network(answer: Answer) -> list[Section]:
         Section(
             "Workflows and stages", ["In the long run, tokens a visit."], tables=[_asked(answer)]
         ),
-        Section("Simulated", [_run_in_words(answer.run)], notes=answer.warnings),
+        Section("Simulated", [run_in_words(answer.run)], notes=answer.warnings),
         _latency_section(answer),
         *outages_section(answer.outages),
         Section("Floods and queues", figures=lambda: _floods_and_queues(answer)),
@@ -83,7 +82,7 @@ def _load_facts(answer: Answer) -> list[Fact]:
         f"no policy is stable above {certificate.max_load:,.4g} times this load, at pool "
         f"{limiting.name}{held}"
     )
-    load = f"load {share(tightest.rho, 1.0)}, the least margin of all{_cached(tightest)}"
+    load = f"load {near_one(tightest.rho)}, the least margin of all{_cached(tightest)}"
     facts = [
         Fact("Bottleneck", tightest.name, load),
         margin_fact(tightest.margin, limit, answer.verdict),
@@ -110,8 +109,8 @@ def _cached(pool: PoolAnswer) -> str:
         return ""
     return (
         f": with the {pool.found_share:.1%} of the prompt tokens that requests found in this run "
-        f"(measured); {share(pool.rho_without_cache, 1.0)} if they find nothing, "
-        f"{share(pool.rho_at_least, 1.0)} if all that they may"
+        f"(measured); {near_one(pool.rho_without_cache)} if they find nothing, "
+        f"{near_one(pool.rho_at_least)} if all that they may"
     )
 
 
@@ -134,32 +133,14 @@ def _virtual_station(certificate: Certificate) -> list[Fact]:
 
 
 def _pools_table(answer: Answer) -> Table:
-    columns = (
-        "Pool", "Load", "Margin", "A batch", "Replicas", "Tokens/s", "Order", "Router",
-        "Policy", "Held by",
-    )  # fmt: skip
-    rows = [
-        (
-            pool.name,
-            share(pool.rho, 1.0),
-            share(pool.margin),
-            f"{pool.tokens_per_batch:,.0f}",
-            f"{pool.replicas:,}",
-            f"{pool.tokens_per_s:,.0f}",
-            pool.order,
-            pool.router if pool.replicas > 1 else "-",
-            pool.policy,
-            " and ".join(pool.binding) or "-",
-        )
-        for pool in answer.pools
-    ]
     # What is the same everywhere, or nowhere asked, goes before what tells pools apart.
     routed = any(pool.replicas > 1 for pool in answer.pools)
     ordered = any(pool.order != "fcfs" for pool in answer.pools)
     spare = ["Policy", "Tokens/s", *([] if ordered else ["Order"]), "A batch"]
     spare.insert(len(spare) if routed else 0, "Router")
     measured = any(pool.found_share is not None for pool in answer.pools)
-    return Table(columns, rows, _POOLS + _MEASURED * measured, spare=spare)
+    order = "name rho margin tokens_per_batch replicas tokens_per_s order sends_by policy binding"
+    return table(answer.pools, _POOLS + _MEASURED * measured, order=order, spare=spare)
 
 
 def _limits_tables(answer: Answer) -> list[Table]:
@@ -171,7 +152,7 @@ def _limits_tables(answer: Answer) -> list[Table]:
     rows = []
     for name, limit in limits:
         error = f"{limit.standard_error:.1g}" if limit.standard_error else "-"
-        rows.append((name, limit.name, share(limit.load, 1.0), error, limit.why))
+        rows.append((name, limit.name, near_one(limit.load), error, limit.why))
     caption = _LIMITS + (". Error: standard error of a load that is sampled" if sampled else "")
     columns = ("Pool", "Limit", "Load", "Error", "From")
     title = "Load by limit"
@@ -197,15 +178,6 @@ def _asked(answer: Answer) -> Table:
             for stage in _of(answer, workflow.name)
         ]
     return Table(("", "Pool", "Visits/s", "Prefill tokens", "Decode tokens"), rows, strong=strong)
-
-
-def _run_in_words(run: Run) -> str:
-    return (
-        f"{counted(run.arrived, 'job')} ({run.arrived - run.finished:,} unfinished), "
-        f"{counted(run.requests.height, 'request')}, {run.seconds:,.0f} s; over the second half of "
-        "the arrivals the work that "
-        f"is left changed by {growth(run.growth_tokens_per_s)}{run.memory_facts}."
-    )
 
 
 def _latency_section(answer: Answer) -> Section:

@@ -107,7 +107,7 @@ def _parts() -> dict[str, list[Callable[[], object]]]:
 
 def _check(server: dict[str, Any]) -> None:
     """Ask of a small server what `penstock check` asks, and what searches do."""
-    from penstock.checking.answer import check
+    from penstock.checking.check import check
     from penstock.scenario.scenario import build
     from penstock.simulation.simulate import simulate
 
@@ -119,7 +119,7 @@ def _check(server: dict[str, Any]) -> None:
 
 def _check_network() -> None:
     """Ask of a small network what `penstock check` asks."""
-    from penstock.checking.answer import check
+    from penstock.checking.check import check
     from penstock.scenario.scenario import build
 
     document = {

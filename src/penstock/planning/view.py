@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from penstock.checking.enough_requests import MOST_TIMES_LONGER
 from penstock.checking.head import BECAUSE, MIDDLE
-from penstock.checking.view import traffic
+from penstock.checking.view_parts import traffic
 from penstock.planning.aim import MOST_ROWS
 from penstock.planning.answers import Answers
 from penstock.planning.day import DayPlan

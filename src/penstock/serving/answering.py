@@ -11,7 +11,8 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
-from penstock.checking.answer import Answer, check
+from penstock.checking.answer import Answer
+from penstock.checking.check import check
 from penstock.checking.head_of_answer import head_of_answer
 from penstock.errors import InputError
 from penstock.serving import theory

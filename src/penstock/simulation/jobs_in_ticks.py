@@ -67,12 +67,11 @@ class JobsInTicks:
                     never[here] |= over
                     continue
                 place = int(np.arange(jobs.requests)[here][over][0])
-                pool = list(self.network.pools)[index]
                 remedy, where = "raise the limit or shorten the requests", ""
                 if memory is not None:
                     remedy += ", or drop them with `memory: {too_long: drop}`"
-                if pool:
-                    where = f", at pool {pool!r}"
+                if not alone:
+                    where = f", at pool {list(self.network.pools)[index]!r}"
                 raise InputError(
                     f"request {first + place} has {jobs.prompt[place]:,} prompt and "
                     f"{jobs.output[place]:,} output tokens{where}: {reason}; {remedy}"

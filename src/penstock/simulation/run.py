@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -197,6 +197,11 @@ class Run:
     def unfinished(self) -> int:
         """Jobs that arrived and did not end."""
         return self.arrived - self.finished
+
+    @property
+    def tokens_per_batch(self) -> float:
+        """Tokens of a batch that began, on average; 0 without batches."""
+        return self.started_tokens / max(self.n_batches, 1)
 
     @functools.cached_property
     def served(self) -> "Run":
@@ -457,6 +462,28 @@ class Run:
         samples = {"ttft_s": self.ttft, "tbt_s": self.gaps, "e2e_s": self.e2e}
         rows = [{"metric": metric} | self._spread(of) for metric, of in samples.items()]
         return pl.DataFrame(rows, schema={"metric": pl.String, **COLUMN_TYPES})
+
+    def latency_as_dict(self) -> dict[str, dict[str, float | None]]:
+        """Return the JSON form of `latency`."""
+        return {row.pop("metric"): row for row in self.latency().iter_rows(named=True)}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form of what was simulated."""
+        jobs, growth = self.arrived, self.growth_tokens_per_s
+        return {
+            "jobs": jobs,
+            "requests": jobs if self.ends is None else recorded(self.rows, "requests").finish.size,
+            "unfinished": self.unfinished,
+            "batches": self.n_batches,
+            "seconds": self.seconds,
+            "tokens_per_s": self.tokens_per_s,
+            "utilisation": self.utilisation,
+            "growth_tokens_per_s": None if math.isnan(growth) else growth,
+            "preemptions": self.preemptions,
+            "recomputed_tokens": self.recomputed_tokens,
+            "reused_tokens": self.reused_tokens,
+            "dropped": self.dropped,
+        }
 
     def at(self, pool: str, replica: int) -> "Run":
         """Return what one replica did as a run of its server, to be audited for instance; it needs

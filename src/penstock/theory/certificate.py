@@ -251,6 +251,21 @@ class Certificate:
         measured = self.load.rho - self.load.arrival_rate * float(spared)
         return dataclasses.replace(self, measured=max(measured, self.bottleneck.rho))
 
+    def load_as_dict(self) -> dict[str, float | None]:
+        """Return the JSON form of a server's load."""
+        load = self.load
+        return {
+            "rho": self.rho,
+            "arrival_rate": load.arrival_rate,
+            "tokens_per_request": load.tokens_per_request,
+            "offered_tokens_per_s": load.offered_tokens_per_s,
+            "capacity_tokens_per_s": load.capacity_tokens_per_s,
+            "max_rate": self.max_rate,
+            "rho_at_least": self.rho_at_least,
+            "rho_without_cache": self.rho_without_cache,
+            "rho_measured": self.measured,
+        }
+
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form; bounds are those of the bottleneck."""
         anyone, virtual = self.any_policy, self.virtual_station

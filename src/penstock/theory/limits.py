@@ -42,7 +42,7 @@ prompts.
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -106,6 +106,10 @@ class Limit:
     def exceeded(self) -> bool:
         """Whether no policy is stable: above 1, by more than what sampling may be wrong by."""
         return self.load - STANDARD_ERRORS * self.standard_error > 1 + CRITICAL_BAND
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return dataclasses.asdict(self) | {"margin": self.margin}
 
     @property
     def in_words(self) -> str:

@@ -1,0 +1,168 @@
+"""Is it stable, what can it carry, at what latency: theorem, test and run of one system."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from penstock import checks
+from penstock.checking.answer import Answer
+from penstock.checking.stability import Stability
+from penstock.checking.targets import Target, parsed_targets, refuse_gaps_of_one_token
+from penstock.checking.verdict import checked_of_network, checked_of_server, verdict
+from penstock.simulation.progress import Progress, part_of
+from penstock.system.kinds import as_network, refuse, refuse_of_clients
+from penstock.system.outages import Outage, listed
+from penstock.system.prefix_cache import as_serving
+from penstock.system.server import Server
+from penstock.theory.certificate import Certificate
+from penstock.theory.certify import certify
+from penstock.workload.workload import ClosedLoop, Workload
+
+if TYPE_CHECKING:
+    from penstock.checking.closed_loop import ClosedAnswer
+    from penstock.system.network import Network
+
+# Of the work, for the progress bar: the test of a server, and that of a network.
+_TEST_SHARE, _FLOOD_SHARE = 0.2, 0.5
+
+
+@overload
+def check(  # type: ignore[overload-overlap]
+    workload: ClosedLoop,
+    server: Server,
+    *,
+    requests: int | None = None,
+    targets: Sequence[Target | str] = (),
+    progress: Progress | None = None,
+    certified: Callable[[None], object] | None = None,
+) -> "ClosedAnswer": ...
+@overload
+def check(
+    workload: Workload,
+    server: Server,
+    *,
+    requests: int | None = None,
+    until: float | None = None,
+    targets: Sequence[Target | str] = (),
+    precision: float | None = None,
+    alpha: float | None = None,
+    resolution: float | None = None,
+    estimate_memory: bool = True,
+    progress: Progress | None = None,
+    stability: Stability | None = None,
+    certified: Callable[[Certificate], object] | None = None,
+) -> Answer: ...
+@overload
+def check(
+    network: "Network",
+    /,
+    *,
+    jobs: int | None = None,
+    until: float | None = None,
+    seed: int | None = None,
+    targets: Sequence[Target | str] = (),
+    precision: float | None = None,
+    resolution: float | None = None,
+    progress: Progress | None = None,
+    outages: Sequence[Outage] = (),
+    stability: Stability | None = None,
+    certified: Callable[[Certificate], object] | None = None,
+) -> Answer: ...
+def check(
+    workload: "Workload | Network",
+    server: Server | None = None,
+    *,
+    requests: int | None = None,
+    jobs: int | None = None,
+    until: float | None = None,
+    seed: int | None = None,
+    targets: Sequence[Target | str] = (),
+    precision: float | None = None,
+    alpha: float | None = None,
+    resolution: float | None = None,
+    estimate_memory: bool = True,
+    progress: Progress | None = None,
+    outages: Sequence[Outage] = (),
+    stability: Stability | None = None,
+    certified: Callable[[Any], object] | None = None,
+) -> "Answer | ClosedAnswer":
+    """Certify a system, test it, simulate it, and refuse the latency of a steady state that it has
+    not.
+
+    Clients who wait for their answers (`Workload.closed`) are stable by construction: of them it
+    says at what throughput and latency they are served.
+
+    Parameters
+    ----------
+    workload, server, requests, jobs, until, seed
+        As in `penstock.simulate`. Runs of networks keep their requests, so they have up to ten
+        million jobs.
+    targets
+        Upper limits of latencies, such as ``ttft_p99<2s``. See `Target.parse`. Of several stages
+        or workflows the one furthest from its limit counts. While one is undecided the run becomes
+        longer, up to 16 times.
+    precision
+        Simulate until mean latencies are known to it: 0.05 is 5%. It is the largest half-width of
+        their intervals, over the value; until then the run becomes longer, up to 16 times.
+    alpha, resolution
+        As in `penstock.verdict`.
+    estimate_memory
+        Of a server: whether to note what is carried once KV memory is full, where there is an
+        estimate, and at which KV memory the verdict on an engine would turn, where none was given
+        (it may take seconds).
+    progress
+        Called now and then with the share that is done.
+    outages
+        Of a network: replicas that die and come back, in a further run of the same jobs, which says
+        what they do to latency. Verdicts and the steady state are without them: what ends does not
+        change whether a backlog grows for ever.
+    stability
+        What `penstock.verdict` says with this alpha, this resolution and the seed of the workload,
+        where that is known: the test is not run again.
+    certified
+        Called with the certificate, before anything is simulated; None of a closed loop.
+
+    Raises
+    ------
+    InputError
+        If a value cannot be used.
+    """
+    limits = parsed_targets(targets)
+    estimate_memory = checks.truth("estimate_memory", estimate_memory)
+    if isinstance(workload, Workload) and isinstance(server, Server):
+        refuse(jobs=jobs, seed=seed, outages=listed(outages) or None)
+        refuse_gaps_of_one_token(limits, workload)
+        if isinstance(workload, ClosedLoop):
+            refuse_of_clients(until=until, precision=precision, alpha=alpha, resolution=resolution)
+            from penstock.checking.closed_loop import closed_answer
+
+            return closed_answer(workload, server, requests, limits, progress, certified)
+        # The length is refused before the test, not after it.
+        from penstock.checking.check_server import RunAsked, answer_of_server
+
+        asked = RunAsked(workload, requests, until, limits, precision)
+        checked_of_server(alpha, resolution)
+        server = as_serving(workload, server)
+        certificate = certify(workload, server)
+        if certified is not None:
+            certified(certificate)
+        if stability is None:
+            tested = part_of(progress, 0.0, _TEST_SHARE)
+            stability = verdict(workload, server, alpha, resolution, workload.seed, progress=tested)
+        simulated = part_of(progress, _TEST_SHARE, 1.0)
+        return answer_of_server(server, asked, stability, certificate, estimate_memory, simulated)
+    network = as_network("check", workload, server)
+    refuse(requests=requests, alpha=alpha, estimate_memory=None if estimate_memory else False)
+    from penstock.checking.check_network import JobsAsked, answer_of_network, flooded
+
+    # What cannot be done is refused before the test, not after.
+
+    of_jobs = JobsAsked(network, jobs, until, seed, limits, precision, outages)
+    checked_of_network(resolution)
+    certificate = certify(network)
+    if certified is not None:
+        certified(certificate)
+    if stability is None and not network.ends:
+        tested = part_of(progress, 0.0, _FLOOD_SHARE)
+        stability = flooded(network, seed, resolution, tested)
+    simulated = part_of(progress, _FLOOD_SHARE, 1.0)
+    return answer_of_network(of_jobs, stability, certificate, resolution, simulated)
