@@ -11,6 +11,7 @@ from penstock.measuring.calibration.judge import JUDGED, MISSED
 from penstock.measuring.calibration.priors import Prior
 from penstock.measuring.calibration.quantities import quantity, time_shown, with_units
 from penstock.show.answers import Meaning, Shown, computed
+from penstock.show.page import Page
 from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.server import Server
 
@@ -257,6 +258,10 @@ class Calibration(Shown):
         if warnings:
             fit["warnings"] = warnings
         return BatchTimeFile(description, self.server.batch_time, source, fit=fit)
+
+    def page(self, names: str = "") -> Page:
+        """Return the calibration as a page; the names are those of the benchmarks."""
+        return super().page(names)
 
     @computed(key="server")
     def served(self) -> dict[str, Any]:
