@@ -18,8 +18,10 @@ class FieldsOfAnswers(griffe.Extension):
         for part in beside:
             if isinstance(part, griffe.ExprCall) and str(part.function) == "Meaning":
                 attr.annotation = plain
-                text = ast.literal_eval(str(part.arguments[0]))
-                attr.docstring = griffe.Docstring(text, parent=attr)
+                text = part.arguments[0]
+                if isinstance(text, griffe.ExprName):  # a constant of its module
+                    text = attr.module[text.name].value
+                attr.docstring = griffe.Docstring(ast.literal_eval(str(text)), parent=attr)
 
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
         """Turn methods that are computed into attributes."""
