@@ -15,9 +15,11 @@ from penstock.system.engines.sglang import QUEUE_ORDERS
 from penstock.system.memory import Memory
 from penstock.system.policies import resolve
 from tests.reference import batch_time as plain_batch_time
+from tests.reference import replicas, seam_policies
 from tests.reference import simulation as plain
 
-OF_THE_PAPER = ("fastertransformer", "vllm-vanilla", "orca", "sarathi")
+OF_THE_PAPER = tuple(seam_policies.POLICIES)
+CACHING = ("vllm", "sglang", *OF_THE_PAPER)  # those that can cache prefixes
 RANKED_ORDERS = [name for name, order in QUEUE_ORDERS.items() if order.ranks or name == "fcfs"]
 """Of SGLang's queue, which need no cache."""
 OVERLAP = 0.5  # share of the systems of SGLang that compose batches ahead
@@ -95,10 +97,11 @@ class System:
 
     @property
     def plain_settings(self):
-        """The settings of a pool of the reference."""
+        """The settings of a pool of the reference, which has adaptive policies as the kernel has them."""
+        written_twice = self.policy in (*replicas.ENGINES, *OF_THE_PAPER)
         return {
             "batch_time": self.ticks_of,
-            "engine": self.policy,
+            "engine": self.policy if written_twice else self.server.policy.function,
             "token_budget": self.budget,
             "max_batch_size": self.max_batch_size,
             "kv_blocks": self.blocks,
@@ -108,7 +111,7 @@ class System:
             "order": self.order,
             "scope": self.scope,
             "convention": self.convention,
-            "options": dict(self.settings),
+            "options": dict(self.settings) if written_twice else {"params": np.array(self.server.params, float)},
         }
 
     def kernel(self, record="requests", compress=True):
@@ -210,11 +213,11 @@ def draw_settings(rng, policy, longest, longest_prompt, circles):
     return {}
 
 
-def draw(rng, policy, of_network=False, circles=False):
+def draw(rng, policy, of_network=False, circles=False, told=()):
     """Draw a system in which every request fits: by as little as may be, often.
 
     ``of_network``: whether a draft is accepted does not hang on the row of its request. ``circles``: requests may
-    preempt each other for ever.
+    preempt each other for ever. ``told``: settings that are not drawn.
     """
     engine = policy in ENGINES
     n = int(rng.integers(1, 14))
@@ -226,7 +229,7 @@ def draw(rng, policy, of_network=False, circles=False):
         prompt += 30
     output = rng.integers(1, rng.choice([1, 2, 5, 40]) + 1, n)
     longest = int((prompt + output).max())
-    settings = draw_settings(rng, policy, longest, int(prompt.max()), circles)
+    settings = draw_settings(rng, policy, longest, int(prompt.max()), circles) | dict(told)
     if of_network and "acceptance" in settings:
         settings["acceptance"] = np.rint(settings["acceptance"]).tolist()
     scheduler, _ = resolve(policy).configured(settings if engine else [])

@@ -14,6 +14,7 @@ import numpy as np
 from engine_systems import Ticks
 
 from penstock.kernel.signatures import DECODE_FIRST
+from penstock.system.engines import ENGINES
 from penstock.system.network import Network
 from penstock.system.orders import Order
 from penstock.system.outages import Outage
@@ -32,7 +33,6 @@ SCOPES, CONVENTIONS = ("running", "batch"), ("engine", "paper")
 ROUTERS = reference.ROUTERS
 ORDER_NAMES = ("fcfs", *reference_orders.ORDERS)
 POLICIES = tuple(seam_policies.POLICIES)
-CACHING = ("vllm", "sglang", *POLICIES)  # those that can cache prefixes
 WEIGHT = 1024  # the router "work" weighs mean tokens times this
 
 # ---------------------------------------------------------------- odd policies and orders of a user's own
@@ -329,36 +329,40 @@ class System:
 # ---------------------------------------------------------------- drawing
 
 
-def draw_system(random, *, policies=POLICIES, orders=ORDER_NAMES, most_jobs=12, engines=(), dying=False):
+def draw_system(
+    random, *, policies=POLICIES, orders=ORDER_NAMES, jobs=(1, 12), gaps=(0, 1, 3, 10, 60),
+    engines=(), engines_alone=False, dying=False,
+):  # fmt: skip
     """Draw a system: ties, idle times, cut prompts, tight limits, empty phases and early stops are all likely.
 
-    With names of engines or of policies of the paper as ``engines``, most pools are of one of them, with KV memory.
-    ``dying``: replicas die and come back; no KV memory is then sent from pool to pool.
+    With names of engines or of policies of the paper as ``engines``, most pools are of one of them, with KV memory;
+    with ``engines_alone`` all are. ``jobs``: the fewest and the most; between two pass so many ticks at most as one of
+    ``gaps`` says. ``dying``: replicas die and come back; no KV memory is then sent from pool to pool.
     """
     n_pools = random.randint(1, 2 if engines else 4)
     stage_pool = tuple(range(n_pools)) + tuple(random.randrange(n_pools) for _ in range(random.randint(0, 4)))
     n_stages = len(stage_pool)
     pools = tuple(
         draw_kinds(random, draw_engine_pool(random, random.choice(engines)))
-        if engines and random.randrange(3)
+        if engines and (engines_alone or random.randrange(3))
         else draw_pool(random, [stage for stage, pool in enumerate(stage_pool) if pool == place], policies, orders)
         for place in range(n_pools)
     )
     stages = [draw_stage(random, pools[pool]) for pool in stage_pool]
-    at, arrival, longest = 0, [], random.choice([0, 1, 3, 10, 60])
-    for _ in range(random.randint(1, most_jobs)):
+    at, arrival, longest = 0, [], random.choice(gaps)
+    for _ in range(random.randint(*jobs)):
         arrival.append(at)
         at += random.randint(0, longest)
     serving = [pools[pool] for pool in stage_pool]
-    jobs = tuple((tick, draw_job(random, stages)) for tick in arrival)
+    made = tuple((tick, draw_job(random, stages)) for tick in arrival)
     if not dying:
-        jobs = tuple((tick, with_transfers(random, requests, serving)) for tick, requests in jobs)
+        made = tuple((tick, with_transfers(random, requests, serving)) for tick, requests in made)
     if engines:
-        jobs = tuple((tick, with_priorities(random, requests)) for tick, requests in jobs)
+        made = tuple((tick, with_priorities(random, requests)) for tick, requests in made)
     hash_block = draw_hash_block(random, pools)
     if hash_block:
         told = random.randint(1, 3)
-        jobs = tuple((tick, with_hash_ids(random, requests, hash_block, told)) for tick, requests in jobs)
+        made = tuple((tick, with_hash_ids(random, requests, hash_block, told)) for tick, requests in made)
     system = System(
         pools,
         stage_pool,
@@ -367,7 +371,7 @@ def draw_system(random, *, policies=POLICIES, orders=ORDER_NAMES, most_jobs=12, 
         decode=tuple(random.randint(0, 12) / 4 for _ in stages),
         onward=tuple(tuple(random.choice([0, 0, 0.25, 0.5, 1, 2]) for _ in range(n_stages)) for _ in stages),
         retention=random.choice([None, None, 0, 3, 20]),
-        jobs=jobs,
+        jobs=made,
         until=random.choice([None, None, None, random.randint(1, arrival[-1] + 150)]),
     )
     return with_outages(random, system) if dying else system
@@ -412,7 +416,7 @@ def draw_engine_pool(random, name):
     """Draw a pool of an engine, or of a policy of the paper with KV memory."""
     rng = np.random.default_rng(random.randrange(2**32))
     system = draw_tight(rng, name)
-    if system.blocks and name in CACHING and random.randrange(2):
+    if system.blocks and name in engine_systems.CACHING and random.randrange(2):
         system = engine_systems.with_shared_prefixes(rng, system)
     if random.randrange(3) == 0:
         system = engine_systems.composed(rng, system)
@@ -441,7 +445,7 @@ def draw_tight(rng, name):
         system = engine_systems.draw(rng, name, of_network=True)
         if system.blocks and any(batch.preempted for batch in system.reference().batches):
             return system
-    while system.blocks is None and name in POLICIES:  # without memory it is a server of the paper
+    while system.blocks is None and name not in ENGINES:  # without memory it is a server of the paper
         system = engine_systems.draw(rng, name, of_network=True)
     return system
 

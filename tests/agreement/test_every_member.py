@@ -1,0 +1,178 @@
+"""Kernel and reference agree under each member of each family, forced onto systems that are drawn.
+
+What is only drawn by chance may be wrong unnoticed. Who is in its family joins by itself.
+"""
+
+import contextlib
+import dataclasses
+import typing
+from collections import Counter
+from random import Random
+
+import numpy as np
+import pytest
+from engine_systems import CACHING, draw, with_shared_prefixes
+from network_systems import EngineSpec, draw_system
+from test_engine_schedulers import assert_same
+from test_network import assert_agree
+
+from penstock.errors import InputError
+from penstock.fields import parts_of
+from penstock.system.engine import Setting
+from penstock.system.engines import ENGINES
+from penstock.system.memory import Admission
+from penstock.system.orders import ORDERS
+from penstock.system.policies import POLICIES
+from penstock.system.routing import ROUTERS
+
+RECORDS = ("requests", "batches", "allocations")
+
+
+def so_many(usual, slow):
+    """Systems for each member."""
+    return pytest.mark.parametrize("systems", [usual, pytest.param(slow, marks=pytest.mark.slow)])
+
+
+# ---------------------------------------------------------------- routers
+
+OF_ENGINES = [(engine,) for engine in ENGINES]
+SERVERS = [*OF_ENGINES, tuple(POLICIES), *OF_ENGINES, ()]
+"""What the pools of a network are: of one engine, of policies with KV memory, or servers of the paper without."""
+BUSY = {"jobs": (10, 25), "gaps": (3, 10, 30)}
+"""So many that requests wait nearly everywhere, and come while batches are in progress."""
+
+
+def routed(router, seed):
+    """Draw a network of which each pool has two replicas at least, and the router chooses among them each time."""
+    random, engines = Random(f"{router} {seed}"), SERVERS[seed % len(SERVERS)]
+    dying = random.randrange(6) == 0
+    system = draw_system(random, **BUSY, engines=engines, engines_alone=True, dying=dying)
+    chosen = {"router": router, "affinity": False}
+    pools = [dataclasses.replace(spec, **chosen, replicas=max(2, spec.replicas)) for spec in system.pools]
+    return dataclasses.replace(system, pools=tuple(pools))
+
+
+def is_ahead(spec):
+    """Whether replicas compose batches while the one before is computed."""
+    return isinstance(spec, EngineSpec) and spec.server.policy.batching.ahead
+
+
+@pytest.mark.parametrize("router", [*ROUTERS, "measure"])
+@so_many(20, 500)
+def test_kernel_and_reference_agree_under_every_router(router, systems):
+    """Before engines and policies, with memory and without, a step ahead, several kinds, reports that come late, and
+    outages.
+    """
+    drawn = [routed(router, seed) for seed in range(systems)]
+    specs = [spec for system in drawn for spec in system.pools]
+    shares = Counter(
+        {
+            "a step ahead": sum(map(is_ahead, specs)),
+            "late reports": sum(spec.report > 0 for spec in specs),
+            "several kinds": sum(len(spec.others) > 0 for spec in specs),
+            "outages": sum(len(system.outages) > 0 for system in drawn),
+        }
+    )
+    assert min(shares.values()) >= systems // 20, f"these systems are too tame: {shares}"
+    for system in drawn:
+        assert_agree(system)
+
+
+# ---------------------------------------------------------------- orders between stages
+
+
+def mixed(order, seed):
+    """Draw a network in which some replicas serve requests of several stages."""
+    random = Random(f"{order} {seed}")
+    while True:
+        system = draw_system(random, orders=(order,), **BUSY)
+        if max(Counter(system.stage_pool).values()) > 1:
+            return system
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@so_many(20, 500)
+def test_kernel_and_reference_agree_under_every_order_between_stages(order, systems):
+    for seed in range(systems):
+        assert_agree(mixed(order, seed))
+
+
+# ---------------------------------------------------------------- policies
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@so_many(10, 250)
+def test_kernel_and_reference_agree_on_networks_under_every_policy(policy, systems):
+    """With KV memory and without."""
+    for seed in range(systems):
+        assert_agree(draw_system(Random(f"{policy} {seed}"), policies=(policy,), **BUSY))
+        assert_agree(draw_system(Random(f"{policy} {seed}"), **BUSY, engines=(policy,), engines_alone=True))
+
+
+def with_memory(rng, policy, admission):
+    """Draw a server of a policy with KV memory, and so a rule of what must be free for an admission."""
+    while True:
+        system = draw(rng, policy)
+        if system.blocks is not None:
+            return dataclasses.replace(system, admission=admission)
+
+
+@pytest.mark.parametrize("admission", typing.get_args(Admission))
+@pytest.mark.parametrize("policy", POLICIES)
+@so_many(8, 400)
+def test_kernel_and_reference_agree_under_every_policy_and_rule_of_admission(policy, admission, systems):
+    rng = np.random.default_rng([*policy.encode(), *admission.encode()])
+    for i in range(systems):
+        assert_same(with_memory(rng, policy, admission), RECORDS[i % 3], compress=bool(i % 4))
+
+
+# ---------------------------------------------------------------- engines
+
+
+def words_of(kind):
+    """Return the values of a setting that has a few: words, or yes and no."""
+    plain = parts_of(kind)[0]
+    if typing.get_origin(plain) is typing.Literal:
+        return typing.get_args(plain)
+    return (False, True) if plain is bool else ()
+
+
+CHOICES = [
+    (name, field, word)
+    for name, engine in ENGINES.items()
+    for field in dataclasses.fields(engine)
+    for word in words_of(field.type)
+]
+
+
+def needed_by(field):
+    """Return the setting without which another one says nothing, or ''."""
+    return next((part.needs for part in parts_of(field.type) if isinstance(part, Setting)), "")
+
+
+def with_word(rng, engine, field, word):
+    """Draw a server of an engine with that value of a setting, by turns with a cache of prefixes where it may have
+    one.
+    """
+    for _ in range(10_000):
+        with contextlib.suppress(InputError):  # of what contradicts the other settings
+            system = draw(rng, engine, told={field.name: word})
+            if system.blocks and engine in CACHING and rng.random() < 0.5:
+                system = with_shared_prefixes(rng, system)
+            settings = dict(system.settings) | {field.name: word}
+            system = dataclasses.replace(system, settings=tuple(settings.items()))
+            needed = needed_by(field)
+            if system.server and (not needed or settings.get(needed)):
+                return system
+    return pytest.fail(f"no server has {field.name}: {word}; the settings that are drawn contradict it")
+
+
+@pytest.mark.parametrize(
+    ("engine", "field", "word"), CHOICES, ids=[f"{name}-{field.name}-{word}" for name, field, word in CHOICES]
+)
+@so_many(6, 300)
+def test_kernel_and_reference_agree_under_every_word_of_a_setting(engine, field, word, systems):
+    """Orders of SGLang's queue, rules of memory, who makes room, who drafts; with a cache of prefixes and without."""
+    rng = np.random.default_rng([*engine.encode(), *field.name.encode(), *str(word).encode()])
+    for i in range(systems):
+        assert_same(with_word(rng, engine, field, word), RECORDS[i % 3], compress=bool(i % 4))
