@@ -16,6 +16,7 @@ from penstock.checking.targets import (
 )
 from penstock.errors import InputError
 from penstock.show.answers import Meaning, Shown, computed, plain
+from penstock.show.page import Page
 from penstock.simulation.quick import MemoryEstimate
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.checking.outages import OutageWindow
     from penstock.checking.pools import PoolAnswer
     from penstock.checking.stages import PriorityAnswer, StageAnswer, WorkflowAnswer
+    from penstock.scenario.scenario import Scenario
     from penstock.system.network import Network
     from penstock.theory.operating_point import OperatingPoint
 
@@ -213,6 +215,10 @@ class Answer(OfSystem, Shown):
     def drawn(self) -> "Drawn":
         """What only figures of a server show."""
         return Drawn(self.workload, self.server)
+
+    def page(self, scenario: "Scenario | None" = None) -> Page:
+        """Return the answer as a page; a scenario says how the question is called."""
+        return super().page(scenario)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``check``; a network's says what its pools and stages do."""

@@ -16,6 +16,7 @@ from penstock.checking.latency import SteadyState, judged, steady_state
 from penstock.checking.targets import Estimate, Target, TargetAnswer
 from penstock.errors import InputError
 from penstock.show.answers import Shown
+from penstock.show.page import Page
 from penstock.simulation import intervals
 from penstock.simulation.progress import Progress
 from penstock.simulation.rows import Rows, recorded
@@ -28,7 +29,7 @@ from penstock.words import counted
 from penstock.workload.workload import ClosedLoop
 
 if TYPE_CHECKING:
-    pass
+    from penstock.scenario.scenario import Scenario
 
 
 _LEAST_ROUNDS = 3
@@ -98,6 +99,10 @@ class ClosedAnswer(Shown):
     def asked(self) -> int:
         """Requests that are counted."""
         return self.latency.jobs + self.latency.warmup_jobs
+
+    def page(self, scenario: "Scenario | None" = None) -> Page:
+        """Return the answer as a page; a scenario says how the question is called."""
+        return super().page(scenario)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``check``: what only arrivals at a rate have is null."""

@@ -22,6 +22,7 @@ from penstock.checking.variants import OrderChoice, ask, with_order
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Ints
 from penstock.show.answers import Shown
+from penstock.show.page import Page
 from penstock.simulation.distribution import Distribution
 from penstock.simulation.progress import Progress, in_parts
 from penstock.simulation.rows import recorded
@@ -32,6 +33,7 @@ from penstock.theory.load import refuse_no_rate
 from penstock.words import gathered
 
 if TYPE_CHECKING:
+    from penstock.scenario.scenario import Scenario
     from penstock.system.kinds import System
 
 
@@ -133,6 +135,12 @@ class NetworkComparison(Shown):
     def first(self) -> str | None:
         """The network that the others are compared with; None where none has a steady state."""
         return self.rows[0].network if self.rows else None
+
+    def page(self, scenario: "Scenario | None" = None, what: str = "Network") -> Page:
+        """Return the comparison as a page; a scenario says how the question is called, ``what``
+        how the networks are.
+        """
+        return super().page(scenario, what)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""

@@ -19,6 +19,7 @@ from penstock.checking.view_parts import (
 )
 from penstock.checking.view_server import batch_sections, figure_sections, limits_table, load_facts
 from penstock.scenario.scenario import Scenario
+from penstock.show.answers import page_of
 from penstock.show.page import Fact, Page, Section, Table
 from penstock.words import METRICS, STATISTICS, gathered, near_one, seconds, sharing
 
@@ -27,6 +28,7 @@ _STATISTICS = ("mean", "p50", "p99")
 _HIGHLIGHTS = ("p50", "p99")  # statistics in the table of several policies
 
 
+@page_of.register
 def comparison_page(
     comparison: NetworkComparison, scenario: Scenario | None = None, what: str = "Network"
 ) -> Page:
@@ -207,6 +209,7 @@ def _figures(comparison: NetworkComparison, what: str) -> list[Section]:
     return [Section(title, figures=lambda: [comparison_figure(comparison, what)])]
 
 
+@page_of.register
 def compare_page(
     comparison: ServerComparison, scenario: Scenario | None = None, what: str = "Policy"
 ) -> Page:

@@ -1,4 +1,4 @@
-"""What is known of a server: the sections of its page, and of one run."""
+"""What is known of a server: the sections of its page."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,24 +6,16 @@ from penstock.checking.answer import Answer, Drawn
 from penstock.checking.closed_loop import ClosedAnswer
 from penstock.checking.figures import gantt_figure, latency_figure, region_figure, token_figure
 from penstock.checking.head import SAME
-from penstock.checking.head_of_answer import (
-    BEHIND_ALL,
-    head_of_clients,
-    head_of_run,
-)
 from penstock.checking.latency import SteadyState
-from penstock.checking.one_run import OneRun
 from penstock.checking.view_parts import (
     NO_LATENCY,
     batch_times,
-    heading_of_server,
     hypotheses_section,
     margin_fact,
     run_in_words,
-    target_verdicts,
 )
 from penstock.scenario.scenario import Scenario
-from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
+from penstock.show.page import Fact, Figure, Section, Table
 from penstock.simulation.run import Run
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate
@@ -46,62 +38,17 @@ def sections_of_server(answer: Answer, scenario: Scenario | None) -> list[Sectio
     return [
         *([Section("Next", [sentence(step)], why=True)] if step and not refused else []),
         Section("Load", facts=load, tables=limits_table(answer.certificate), why=True),
-        *_measured(scenario),
+        *measured_section(scenario),
         *batch_times(answer),
         *hypotheses_section(answer.certificate),
         Section("Simulated", [run_in_words(answer.run)], notes=answer.warnings),
-        _latency_section(answer),
+        latency_section(answer),
         *figure_sections({name: answer.run}, refused),
         *batch_sections({name: answer.run}, {name: answer.drawn}),
     ]
 
 
-def run_page(answer: OneRun, scenario: Scenario) -> Page:
-    """Show what happened in one finite run, and in its first batches, without a verdict."""
-    certificate, run = answer.certificate, answer.run
-    name = run.server.policy.name
-    load = []
-    if certificate is not None:
-        facts = load_facts(certificate, run.server)
-        load = [Section("Load", facts=facts, tables=limits_table(certificate), why=True)]
-    return Page(
-        title=scenario.name,
-        heading=heading_of_server(scenario.workload, run.server, name),
-        notes=answer.front,
-        head=head_of_run(scenario, certificate, run),
-        why="load, what was assumed" if load else "what was assumed",
-        rest="every statistic of the run",
-        sections=[
-            *load,
-            Section("Simulated", [run_in_words(run)], notes=answer.notices),
-            Section("Latency in this run", ["In seconds."], tables=[_latency_of_run(run)]),
-            *figure_sections({name: run}),
-            *batch_sections({name: run}, {name: answer.drawn}),
-        ],
-    )
-
-
-def closed_page(answer: ClosedAnswer, scenario: Scenario | None = None) -> Page:
-    """Show the answer for a closed loop."""
-    name = answer.server.policy.name
-    return Page(
-        title=scenario.name if scenario else "check",
-        heading=heading_of_server(answer.workload, answer.server, name),
-        notes=answer.front,
-        head=head_of_clients(answer, scenario),
-        why="what was assumed",
-        rest=BEHIND_ALL,
-        verdicts=[Verdict("stable", f"{answer.reason}."), *target_verdicts(answer.targets)],
-        sections=[
-            *_measured(scenario),
-            Section("Simulated", [run_in_words(answer.run)], notes=answer.warnings),
-            _latency_section(answer),
-            *figure_sections({name: answer.run}),
-        ],
-    )
-
-
-def _measured(scenario: Scenario | None) -> list[Section]:
+def measured_section(scenario: Scenario | None) -> list[Section]:
     """Say when and from what batch times were measured."""
     if scenario is None or scenario.measured is None or not scenario.measured.year:
         return []
@@ -164,16 +111,18 @@ def _beside_the_limit(certificate: Certificate, server: Server) -> str:
     return said
 
 
-def _latency_section(answer: Answer | ClosedAnswer) -> Section:
+def latency_section(answer: Answer | ClosedAnswer) -> Section:
+    """Lay out the latency of the steady state, or of the run where it kept no rows."""
     if answer.latency_refused:
         return NO_LATENCY
     if answer.latency is None:
-        return Section("Latency in this run", ["In seconds."], tables=[_latency_of_run(answer.run)])
+        return Section("Latency in this run", ["In seconds."], tables=[latency_of_run(answer.run)])
     said = f"In seconds, each with its {answer.latency.confidence:.0%} interval."
     return Section("Latency in the steady state", [said], tables=[_latency_of(answer.latency)])
 
 
-def _latency_of_run(run: Run) -> Table:
+def latency_of_run(run: Run) -> Table:
+    """Lay out the latency of one run."""
     rows = [
         (METRICS[metric], *map(seconds, values)) for metric, *values in run.latency().iter_rows()
     ]

@@ -2,8 +2,8 @@
 
 ``load: Annotated[float, Meaning("Share of what it carries.", LOAD, "Load")]``: JSON, page, notebook
 and reference follow from the fields, and from what is `computed` of them. An answer knows no page.
-What takes more words than its fields have is the page that the module ``view`` of the same folder
-registers with `page_of`; `page` asks for it.
+What takes more words than its fields have is the page that a view of the same folder registers with
+`page_of`; `page` asks for it.
 """
 
 import dataclasses
@@ -12,7 +12,6 @@ import importlib
 import importlib.util
 import inspect
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -159,10 +158,15 @@ def page_of(answer: Any, *named: Any) -> Page:
 
 
 def page(answer: Any, *named: Any) -> Page:
-    """Return the page of an answer, as the ``view`` beside its class makes it."""
-    view = f"{type(answer).__module__.rpartition('.')[0]}.view"
-    if view not in sys.modules and importlib.util.find_spec(view) is not None:
-        importlib.import_module(view)
+    """Return the page of an answer, as the view beside its class makes it: ``view_NAME`` of a
+    module ``NAME``, else the ``view`` of the folder.
+    """
+    folder, _, name = type(answer).__module__.rpartition(".")
+    for view in (f"{folder}.view_{name}", f"{folder}.view"):
+        if page_of.dispatch(type(answer)) is not page_of.dispatch(object):
+            break
+        if importlib.util.find_spec(view) is not None:
+            importlib.import_module(view)
     return page_of(answer, *named)
 
 

@@ -122,7 +122,11 @@ class EventSession(Session):
         if outages:
             self.world = with_outages(self.world, self._ticks_of(outages))
         self._in_ticks = JobsInTicks(
-            network, tick_s, counts_gaps=self.counts_gaps, has_outages=bool(outages)
+            network,
+            tick_s,
+            counts_gaps=self.counts_gaps,
+            has_outages=bool(outages),
+            of_server=of_server,
         )
         self.world = self.world._replace(**self._in_ticks.arrays(self.jobs))
         self._name_recorded_prompts()

@@ -27,13 +27,16 @@ class JobsInTicks:
         *,
         counts_gaps: bool,
         has_outages: bool,
+        of_server: bool = False,
     ) -> None:
-        # ``counts_gaps``: whether times between tokens are counted; ``has_outages``: replicas die.
+        # ``counts_gaps``: whether times between tokens are counted; ``has_outages``: replicas die;
+        # ``of_server``: the one pool has no name that somebody gave it.
         self.network = network
         self.prefixes = network.prefixes
         self.tick_s = tick_s
         self.counts_gaps = counts_gaps
         self.has_outages = has_outages
+        self.of_server = of_server
         self.pools = list(network.pools.values())
         self.kinds = [
             (index, server) for index, pool in enumerate(self.pools) for server, _ in pool.servers
@@ -70,7 +73,7 @@ class JobsInTicks:
                 remedy, where = "raise the limit or shorten the requests", ""
                 if memory is not None:
                     remedy += ", or drop them with `memory: {too_long: drop}`"
-                if not alone:
+                if not self.of_server:
                     where = f", at pool {list(self.network.pools)[index]!r}"
                 raise InputError(
                     f"request {first + place} has {jobs.prompt[place]:,} prompt and "
