@@ -214,7 +214,7 @@ class Answer(OfSystem, Shown):
     @functools.cached_property
     def drawn(self) -> "Drawn":
         """What only figures of a server show."""
-        return Drawn(self.workload, self.server)
+        return Drawn(self.workload, self.server, self.run.arrived)
 
     def page(self, scenario: "Scenario | None" = None) -> Page:
         """Return the answer as a page; a scenario says how the question is called."""
@@ -222,7 +222,7 @@ class Answer(OfSystem, Shown):
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``check``; a network's says what its pools and stages do."""
-        document = {"verdict": self.verdict} | super().as_dict()
+        document = super().as_dict()
         if self.is_network:
             places = ("pools", "workflows", "stages", "priorities")
             document |= {place: plain(getattr(self, place)) for place in places}
@@ -447,11 +447,12 @@ class Drawn:
 
     workload: Workload
     server: Server
+    arrived: int  # requests of the run
 
     @functools.cached_property
     def first(self) -> Run:
-        """A short run that tells who was in each batch."""
-        requests = min(_FIRST_REQUESTS, self.workload.rows or _FIRST_REQUESTS)
+        """A run of the first requests, the same ones, that tells who was in each batch."""
+        requests = min(_FIRST_REQUESTS, self.arrived)
         return simulate(self.workload, self.server, requests=requests, record="allocations")
 
     @functools.cached_property

@@ -59,7 +59,7 @@ class OneRun(Shown):
     @property
     def drawn(self) -> Drawn:
         """What only figures show."""
-        return Drawn(self.workload, self.run.server)
+        return Drawn(self.workload, self.run.server, self.run.arrived)
 
 
 def one_run(

@@ -79,7 +79,10 @@ class Shown:
     """An answer: as plain data, as a page, and in a notebook."""
 
     def __init_subclass__(cls) -> None:
-        meant = _beside(inspect.get_annotations(cls))
+        types = inspect.get_annotations(cls)
+        if any(isinstance(kind, str) and "Meaning(" in kind for kind in types.values()):
+            raise TypeError(f"the annotations of {cls.__name__} are text, which hides meanings")
+        meant = _beside(types)
         if meant:  # so that `help` says them too, behind what the docstring lists itself
             text = inspect.cleandoc(cls.__doc__ or "")
             head = "" if "\nAttributes\n---" in text else "\n\nAttributes\n----------"
@@ -110,7 +113,7 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, str | int):
         return value
     if hasattr(value, "as_dict"):
-        return value.as_dict()
+        return plain(value.as_dict())
     if dataclasses.is_dataclass(value):
         return plain_fields(value)
     if hasattr(value, "_asdict"):
@@ -128,15 +131,13 @@ def plain(value: Any) -> Any:
 
 def plain_fields(answer: Any) -> dict[str, Any]:
     """Return as plain data the fields that have a meaning, or all of a class where none has one."""
-    meant = meanings(answer.__class__)
+    meant, fields = meanings(answer.__class__), [of.name for of in dataclasses.fields(answer)]
     if not meant:
-        return {
-            field.name: plain(getattr(answer, field.name)) for field in dataclasses.fields(answer)
-        }
+        return {name: plain(getattr(answer, name)) for name in fields}
     document = {}
-    for name, meaning in meant.items():
+    for name in sorted(meant, key=fields.__contains__):  # a verdict and the like come first
+        meaning, value = meant[name], getattr(answer, name)
         if meaning.key is not None:
-            value = getattr(answer, name)
             document[meaning.key or name] = plain(meaning.data(value) if meaning.data else value)
     return document
 
@@ -161,12 +162,12 @@ def page(answer: Any, *named: Any) -> Page:
     """Return the page of an answer, as the view beside its class makes it: ``view_NAME`` of a
     module ``NAME``, else the ``view`` of the folder.
     """
-    folder, _, name = type(answer).__module__.rpartition(".")
-    for view in (f"{folder}.view_{name}", f"{folder}.view"):
-        if page_of.dispatch(type(answer)) is not page_of.dispatch(object):
-            break
-        if importlib.util.find_spec(view) is not None:
-            importlib.import_module(view)
+    for kind in type(answer).__mro__:  # somebody's own subclass has the page of its base
+        folder, _, name = kind.__module__.rpartition(".")
+        for view in (f"{folder}.view_{name}", f"{folder}.view"):
+            known = page_of.dispatch(type(answer)) is not page_of.dispatch(object)
+            if not known and folder.startswith("penstock.") and importlib.util.find_spec(view):
+                importlib.import_module(view)
     return page_of(answer, *named)
 
 
