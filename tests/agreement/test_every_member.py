@@ -18,12 +18,15 @@ from test_network import assert_agree
 
 from penstock.errors import InputError
 from penstock.fields import parts_of
+from penstock.kernel import signatures
 from penstock.system.engine import Setting
 from penstock.system.engines import ENGINES
 from penstock.system.memory import Admission
 from penstock.system.orders import ORDERS
 from penstock.system.policies import POLICIES
-from penstock.system.routing import ROUTERS
+from penstock.system.routing import ROUTERS, Router
+from tests.reference import network as reference
+from tests.reference import routers as reference_routers
 
 RECORDS = ("requests", "batches", "allocations")
 
@@ -76,6 +79,70 @@ def test_kernel_and_reference_agree_under_every_router(router, systems):
     assert min(shares.values()) >= systems // 20, f"these systems are too tame: {shares}"
     for system in drawn:
         assert_agree(system)
+
+
+def figures(prefix):
+    """Return the columns of what a router is told, by the names that the reference has for them."""
+    named = {
+        name.removeprefix(prefix).lower(): column
+        for name, column in vars(signatures).items()
+        if name.startswith(prefix)
+    }
+    assert named.pop("fields") == len(named)
+    return named
+
+
+SEEN, ASKED = figures("SEEN_"), figures("ASKED_")
+
+
+def least_of(column):
+    """Return a router by one figure of the replicas alone, of equal ones the first."""
+
+    def least(replicas, request, params):
+        best = 0
+        for place in range(1, replicas.shape[0]):
+            if replicas[place, column] < replicas[best, column]:
+                best = place
+        return best
+
+    return least
+
+
+def scattered_by(column):
+    """Return a router by one figure of the request alone."""
+
+    def scattered(replicas, request, params):
+        return int(1024 * request[column]) % replicas.shape[0]
+
+    return scattered
+
+
+def asked_as(name, asked):
+    """Return a figure of a request as routers are told it."""
+    value = getattr(asked, name)
+    if name == "coin":
+        return value / 2**32
+    return -1 if value is None else value  # at home nowhere yet
+
+
+def witness_of(name):
+    """Return what the reference does in the place of such a router."""
+    if name in SEEN:
+        return lambda replicas, asked, params: min(range(len(replicas)), key=lambda p: getattr(replicas[p], name))
+    return lambda replicas, asked, params: int(1024 * asked_as(name, asked)) % len(replicas)
+
+
+@pytest.mark.parametrize("figure", [*SEEN, *ASKED])
+@so_many(16, 400)
+def test_kernel_and_reference_agree_on_every_figure_that_a_router_is_told(figure, systems, monkeypatch):
+    """By routers that look at nothing else, so that whatever differs changes where requests go."""
+    function = least_of(SEEN[figure]) if figure in SEEN else scattered_by(ASKED[figure])
+    name = f"by-{figure}"
+    monkeypatch.setitem(ROUTERS, name, Router.of(function, name))
+    monkeypatch.setitem(reference_routers.ROUTERS, name, witness_of(figure))
+    monkeypatch.setattr(reference, "ROUTERS", (*reference.ROUTERS, name))
+    for seed in range(systems):
+        assert_agree(routed(name, seed))
 
 
 # ---------------------------------------------------------------- orders between stages
