@@ -230,3 +230,9 @@ def test_the_name_and_params_of_an_order_are_checked() -> None:
         order(name=3)(mine)  # type: ignore[arg-type]
     with pytest.raises(ps.InputError, match="the params of an order"):
         order(params=["a"])(mine)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("width", [LINE_FIELDS - 1, LINE_FIELDS + 1])
+def test_lines_of_another_width_are_refused_and_no_others_are_made_of_them(width: int) -> None:
+    with pytest.raises(ps.InputError, match=rf"'hlpps'.* each row has {LINE_FIELDS} numbers.* LINE_\.\.\."):
+        ORDERS["hlpps"](np.zeros((LINE_FIELDS, width)))

@@ -5,7 +5,15 @@ import pytest
 from numba import njit
 
 import penstock as ps
-from penstock.kernel.signatures import ROUTE_REQUESTS, ROUTE_WORK, SEEN_CACHED, SEEN_REQUESTS, SEEN_SENT
+from penstock.kernel.signatures import (
+    ASKED_FIELDS,
+    ROUTE_REQUESTS,
+    ROUTE_WORK,
+    SEEN_CACHED,
+    SEEN_FIELDS,
+    SEEN_REQUESTS,
+    SEEN_SENT,
+)
 from penstock.simulation.new_world import frozen
 from penstock.system.routing import ROUTERS, Router, resolve_router, router
 from tests.reference import routers as reference
@@ -67,6 +75,21 @@ def test_a_router_that_is_a_function_does_what_its_specification_says(name: str)
         place = reference.ROUTERS[name](seen, asked, chosen.params.tolist())
         assert chosen(rows, request) == place
         assert chosen.compiled(np.array(rows, float), np.array(request, float), frozen(chosen.params)) == place
+
+
+@pytest.mark.parametrize("width", [SEEN_FIELDS - 1, SEEN_FIELDS + 1, 2 * SEEN_FIELDS])
+def test_rows_of_another_width_are_refused_and_no_others_are_made_of_them(width: int) -> None:
+    """As those are that somebody wrote before a column was added."""
+    rows, asked = np.zeros((SEEN_FIELDS, width)), np.zeros(ASKED_FIELDS)
+    with pytest.raises(
+        ps.InputError,
+        match=rf"'memory'.* \({SEEN_FIELDS}, {width}\), but each row has {SEEN_FIELDS} numbers.* SEEN_\.\.\.",
+    ):
+        ROUTERS["memory"](rows, asked)
+    with pytest.raises(ps.InputError, match=rf"'memory'.* \({SEEN_FIELDS},\), but"):
+        ROUTERS["memory"](np.zeros(SEEN_FIELDS), asked)
+    with pytest.raises(ps.InputError, match=r"request of router 'memory'.* has 4 numbers.* ASKED_\.\.\."):
+        ROUTERS["memory"](np.zeros((2, SEEN_FIELDS)), asked[1:])
 
 
 def test_settings_of_a_router_have_names_and_others_are_refused() -> None:

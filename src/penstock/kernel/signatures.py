@@ -135,8 +135,18 @@ def address_of(compiled: Any, signature: Any) -> int:
 policy_at: Callable[[int], Any] = function_at(POLICY)
 """In compiled code: the policy at an address."""
 
-LINE_PROMPTS, LINE_PROMPT_TOKENS, LINE_DECODING, LINE_PREFILL_MEAN, LINE_DECODE_MEAN = range(5)
-LINE_NEXT, LINE_NEXT_PROMPTS, LINE_BATCHES = range(5, 8)
+LINE_FIELDS = 8
+
+(
+    LINE_PROMPTS,
+    LINE_PROMPT_TOKENS,
+    LINE_DECODING,
+    LINE_PREFILL_MEAN,
+    LINE_DECODE_MEAN,
+    LINE_NEXT,
+    LINE_NEXT_PROMPTS,
+    LINE_BATCHES,
+) = range(LINE_FIELDS)
 """What an order sees of each line of a replica, as columns of ``lines``.
 
 Requests in prefill, their unprocessed prompt tokens and requests in decode, at this replica; mean
@@ -144,8 +154,6 @@ prefill and mean decode tokens of the stage; requests of the stages that come ne
 and in prefill only, by the mean number of them that a finished request releases, for each replica
 of their pool; batches that this replica has formed.
 """
-
-LINE_FIELDS = 8
 
 BY_LINE = 0
 """Lines by falling ``weights[:, 0]``; each is offered what is left, and the pool's policy chooses
@@ -165,7 +173,7 @@ is left is filled.
 LINES = types.Array(types.float64, 2, "C")
 ORDER_SIGNATURE = types.int64(LINES, PARAMS, LINES)
 """``order(lines, params, weights) -> mode``: fills ``weights``, shape (lines, 2); ``lines`` is
-(lines, 8).
+(lines, `LINE_FIELDS`).
 """
 
 ORDER = types.FunctionType(ORDER_SIGNATURE)
@@ -184,8 +192,18 @@ order_at: Callable[[int], Any] = function_at(ORDER)
 ) = range(7)
 """How a router chooses a replica; the codes that a kernel gets."""
 
-SEEN_REQUESTS, SEEN_WAITING, SEEN_TOKENS, SEEN_WORK, SEEN_MEMORY = range(5)
-SEEN_CACHED, SEEN_SPEED, SEEN_SENT = range(5, 8)
+SEEN_FIELDS = 8
+
+(
+    SEEN_REQUESTS,
+    SEEN_WAITING,
+    SEEN_TOKENS,
+    SEEN_WORK,
+    SEEN_MEMORY,
+    SEEN_CACHED,
+    SEEN_SPEED,
+    SEEN_SENT,
+) = range(SEEN_FIELDS)
 """What a router sees of each replica, as columns of ``replicas``.
 
 Unfinished requests; of these, those that an engine has not admitted yet (at a server of the paper,
@@ -196,18 +214,18 @@ looks them up); tokens/s of a full batch; requests that it has sent there since 
 where it sees replicas as they are).
 """
 
-SEEN_FIELDS = 8
+ASKED_FIELDS = 4
 
-ASKED_PROMPT, ASKED_HOME, ASKED_COIN, ASKED_TURN = range(4)
+ASKED_PROMPT, ASKED_HOME, ASKED_COIN, ASKED_TURN = range(ASKED_FIELDS)
 """What it sees of the request: prompt tokens; the replica that the first request of its job here
 went to (-1: this is the first); a number drawn uniformly from [0, 1), a multiple of 2^-32; how many
 requests the pool has got before.
 """
 
-ASKED_FIELDS = 4
-
 ROUTER_SIGNATURE = types.int64(LINES, types.Array(types.float64, 1, "C"), PARAMS)
-"""``router(replicas, request, params) -> place``: a row of ``replicas``, shape (replicas, 8)."""
+"""``router(replicas, request, params) -> place``: a row of ``replicas``, shape (replicas,
+`SEEN_FIELDS`).
+"""
 
 router_at: Callable[[int], Any] = function_at(types.FunctionType(ROUTER_SIGNATURE))
 """In compiled code: the router at an address."""

@@ -38,7 +38,7 @@ from penstock.kernel.signatures import (
     ORDER_SIGNATURE,
     SPLIT,
 )
-from penstock.system.own_functions import OwnFunction
+from penstock.system.own_functions import OwnFunction, rows_of
 
 OrderFunction = Callable[[Floats, Floats, Floats], int]
 
@@ -77,8 +77,8 @@ class Order(OwnFunction):
     arguments = ("lines", "params", "weights")
     signature = ORDER_SIGNATURE
     form = (
-        "an order is plain arithmetic on the arrays lines (lines, 8) and params, fills weights "
-        "(lines, 2) and returns BY_LINE, BY_PHASE or SPLIT"
+        f"an order is plain arithmetic on the arrays lines (lines, {LINE_FIELDS}) and params, "
+        "fills weights (lines, 2) and returns BY_LINE, BY_PHASE or SPLIT"
     )
 
     @staticmethod
@@ -109,13 +109,13 @@ class Order(OwnFunction):
         self, lines: npt.ArrayLike, params: Sequence[float] | None = None
     ) -> tuple[int, Floats]:
         """Return the mode and the weights, shape (lines, 2), for one state of the lines, shape
-        (lines, 8).
+        (lines, `LINE_FIELDS`).
         """
         if self.function is None:
             raise InputError(
                 f"order {self.name!r} has a single line, so it weighs none; take another"
             )
-        rows = np.ascontiguousarray(lines, np.float64).reshape(-1, LINE_FIELDS)
+        rows = rows_of(f"lines of order {self.name!r}", lines, LINE_FIELDS, "LINE_")
         weights = np.zeros((rows.shape[0], 2))
         mode = self.function(
             rows, np.asarray(self.params if params is None else params, np.float64), weights
@@ -137,9 +137,8 @@ def order(
     Parameters
     ----------
     function
-        Plain arithmetic on ``lines``, float64 of shape (lines, 8) with the columns `LINE_PROMPTS`,
-        `LINE_PROMPT_TOKENS`, `LINE_DECODING`, `LINE_PREFILL_MEAN`, `LINE_DECODE_MEAN`, `LINE_NEXT`,
-        `LINE_NEXT_PROMPTS` and `LINE_BATCHES`, and on the float64 array ``params``. It fills
+        Plain arithmetic on ``lines``, float64 of shape (lines, `LINE_FIELDS`) with the columns
+        ``LINE_...`` of `penstock.kernel.signatures`, and on the float64 array ``params``. It fills
         ``weights``, float64 of shape (lines, 2), and returns `BY_LINE`, `BY_PHASE` or `SPLIT`.
     name
         Default: the function's name.

@@ -14,11 +14,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 from numba import config, njit, types
 from numba.core.errors import NumbaError, UnsupportedBytecodeError
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.inputs.arrays import Floats
 from penstock.kernel.compiled_code import allocating_nothing
 from penstock.kernel.signatures import POLICY_SIGNATURE
 from penstock.words import counted
@@ -79,6 +82,19 @@ def _in_whole_tokens(policy: Any) -> Any:
         return whole(prefill), whole(decode), whole(first) if first == whole(first) else -1
 
     return rounded
+
+
+def rows_of(what: str, rows: npt.ArrayLike, columns: int, prefix: str) -> Floats:
+    """Return rows as a function sees them, each with the columns that `penstock.kernel.signatures`
+    calls by a prefix.
+    """
+    table = np.ascontiguousarray(checks.array(what, rows), np.float64)
+    if table.ndim != 2 or table.shape[1] != columns:
+        raise InputError(
+            f"{what}: the shape is {table.shape}, but each row has {columns} numbers, and others "
+            f"would be taken for them; give those that penstock.kernel.signatures calls {prefix}..."
+        )
+    return table
 
 
 def _is_shipped(function: Callable[..., Any]) -> bool:

@@ -28,6 +28,7 @@ from penstock.errors import InputError
 from penstock.fields import Range
 from penstock.inputs.arrays import Floats
 from penstock.kernel.signatures import (
+    ASKED_FIELDS,
     ROUTE_BY_FUNCTION,
     ROUTE_POWER_OF_TWO,
     ROUTE_RANDOM,
@@ -39,7 +40,7 @@ from penstock.kernel.signatures import (
     SEEN_FIELDS,
 )
 from penstock.system import router_functions
-from penstock.system.own_functions import OwnFunction
+from penstock.system.own_functions import OwnFunction, rows_of
 
 RouterFunction = Callable[[Floats, Floats, Floats], int]
 Sends = Literal["", "to the least", "to the less of two", "at random", "in turns", "otherwise"]
@@ -88,8 +89,8 @@ class Router(OwnFunction):
     arguments = ("replicas", "request", "params")
     signature = ROUTER_SIGNATURE
     form = (
-        "a router is plain arithmetic on the arrays replicas (replicas, 8), request (4,) and "
-        "params, and returns a row of replicas"
+        f"a router is plain arithmetic on the arrays replicas (replicas, {SEEN_FIELDS}), request "
+        f"({ASKED_FIELDS},) and params, and returns a row of replicas"
     )
 
     def __post_init__(self) -> None:
@@ -181,13 +182,15 @@ class Router(OwnFunction):
         return np.array([value for _, value in self.settings], np.float64)
 
     def __call__(self, replicas: npt.ArrayLike, request: npt.ArrayLike) -> int:
-        """Return the replica for one state of the replicas, shape (replicas, 8), and one request,
-        shape (4,).
+        """Return the replica for one state of the replicas, shape (replicas, `SEEN_FIELDS`), and
+        one request, shape (`ASKED_FIELDS`,).
         """
         if self.function is None:
             raise InputError(f"router {self.name!r} is built in; take one that is a function")
-        rows = np.ascontiguousarray(replicas, np.float64).reshape(-1, SEEN_FIELDS)
-        return int(self.function(rows, np.asarray(request, np.float64), self.params))
+        rows = rows_of(f"replicas of router {self.name!r}", replicas, SEEN_FIELDS, "SEEN_")
+        what = f"request of router {self.name!r}"
+        asked = rows_of(what, checks.array(what, request)[None], ASKED_FIELDS, "ASKED_")
+        return int(self.function(rows, asked[0], self.params))
 
 
 @overload
@@ -209,10 +212,11 @@ def router(
     Parameters
     ----------
     function
-        Plain arithmetic on ``replicas``, float64 of shape (replicas, 8) with the columns
-        ``SEEN_...`` of `penstock.kernel.signatures`, on ``request``, float64 of shape (4,) with
-        ``ASKED_...``, and on the float64 array ``params``. It returns a row of ``replicas``. Call
-        the columns by these names: what is not named is not worked out, and not a number.
+        Plain arithmetic on ``replicas``, float64 of shape (replicas, `SEEN_FIELDS`) with the
+        columns ``SEEN_...`` of `penstock.kernel.signatures`, on ``request``, float64 of shape
+        (`ASKED_FIELDS`,) with ``ASKED_...``, and on the float64 array ``params``. It returns a row
+        of ``replicas``. Call the columns by these names: what is not named is not worked out, and
+        not a number.
     name
         Default: the function's name.
     sends
