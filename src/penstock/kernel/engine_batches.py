@@ -57,7 +57,7 @@ def arrive_at_engine(world: World, engine: Any, pool: Any, request: int) -> None
         come(world, engine, pool, request)
         return
     tokens = world.again[request].target
-    engine.waiting_tokens += tokens
+    engine.uncomposed_prefill += tokens
     engine.arrived += 1
     engine.arrived_tokens += tokens
     wait_last(world, engine, pool, request)

@@ -30,7 +30,7 @@ from penstock.kernel.running import (
     end_decode,
     ends_unforeseen,
     held_by,
-    release,
+    leave_list,
     tokens_sent_to,
 )
 
@@ -307,7 +307,7 @@ def _leave(world: World, replica: Any, engine: Any, place: int) -> None:
     request = world.slots[place].request
     row = world.rows[request]
     stage = world.stages[row.stage]
-    release(world, engine, place)
+    leave_list(world, engine, place)
     engine.finished += 1
     engine.finished_decodes += row.decodes
     engine.changed = 1

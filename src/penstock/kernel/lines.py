@@ -93,7 +93,7 @@ def link_fresh(world: World, index: int, end: int) -> None:
 
 
 @uncounted(inline=True)
-def release(world: World, line: Any, place: int) -> None:
+def leave_line(world: World, line: Any, place: int) -> None:
     """Take a request that is done out of those of its line, and give up its slot."""
     unlink(world.slots, line.linked, place)
     line.linked.count -= 1
@@ -435,7 +435,7 @@ def _end_of_line(world: World, server: int, index: int, pool: Any) -> None:
         while place >= 0:
             following = world.slots[place].chain
             request = world.slots[place].request
-            release(world, line, place)
+            leave_line(world, line, place)
             line.finished_decodes += world.rows[request].decodes
             _leave(world, server, line, request)
             place = following

@@ -340,7 +340,7 @@ ENGINE = record(
     server pool line index
     running prefilling decoding waiting
     epoch last_step out_of_step context_base
-    waiting_tokens decode_tokens arrived arrived_tokens finished finished_decodes
+    uncomposed_prefill decode_tokens arrived arrived_tokens finished finished_decodes
     free evictable usable settled
     age repeats changed was_idle barren
     preemptions lost reused rejections
@@ -353,7 +353,10 @@ Which replica, of which pool; its rows of ``heads`` and of ``growth``. ``slots``
 ``queue``: those that wait, or with priorities the root of a heap; how many run, of
 these in each phase, and wait. ``epoch``: decode batches; ``last_step``: tick at which those who
 decode had their last token, all but those ``out_of_step``, which know theirs; ``context_base``:
-tokens before the next decodes of all, less decoding * epoch. What policies see.
+tokens before the next decodes of all, less decoding * epoch. What policies see, with
+``uncomposed_prefill``: tokens of all in prefill, begun or not, that are in no batch composed yet; a
+step ahead they fall a batch before that starts, so what routers see is counted elsewhere
+(`routing`).
 
 KV blocks: free ones, those that a tree would give up, those that it can use (0: no limit), and
 those that the decodes of the run in progress have taken already.
@@ -384,7 +387,7 @@ IN_DECODE = -1
 """In place of the requests that must finish before one in a line is released: it decodes."""
 
 AGAIN = record(
-    i8="last priority came",
+    i8="last rank came",
     i4="""
     target outputs declared filled matched drafted times prefix named followed passed less more
     """,

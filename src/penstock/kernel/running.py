@@ -43,7 +43,7 @@ from penstock.kernel.records import (
 @uncounted(inline=True)
 def comes_before(world: World, one: int, other: int) -> Any:
     """Return whether a request is served before another: by priority, arrival, then row."""
-    a, b = world.again[one].priority, world.again[other].priority
+    a, b = world.again[one].rank, world.again[other].rank
     if a != b:
         return a < b
     a, b = world.again[one].came, world.again[other].came
@@ -180,7 +180,7 @@ def tokens_sent_to(world: World, request: int) -> Any:
 
 
 @uncounted(inline=True)
-def release(world: World, engine: Any, slot: int) -> None:
+def leave_list(world: World, engine: Any, slot: int) -> None:
     """Give up the slot of a request that leaves the list, if it has not left it already."""
     if world.slots[slot].left != EVICTED:
         unlink(world.slots, engine.slots, slot)
@@ -227,7 +227,7 @@ def admit(world: World, engine: Any, pool: Any, request: int, blocks: int, hits:
         occupy(world, engine, place, hits, blocks)
         tokens = hits * pool.block_size
         slot.left -= tokens
-        engine.waiting_tokens -= tokens
+        engine.uncomposed_prefill -= tokens
         engine.reused += tokens
         if again.times == 0:
             world.cached[request] = tokens
@@ -253,7 +253,7 @@ def add_tokens(world: World, engine: Any, tokens: int) -> None:
 def serve_prefill(world: World, engine: Any, place: int, tokens: int) -> None:
     """Put so many prompt tokens into the batch."""
     world.slots[place].taken = tokens
-    engine.waiting_tokens -= tokens
+    engine.uncomposed_prefill -= tokens
     append_served(world.slots, engine.batch.served, place)
     engine.batch.prompts += 1
 
@@ -372,7 +372,7 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
     again.times += 1
     if slot.left > 0:
         engine.prefilling -= 1
-        engine.waiting_tokens += slot.taken - slot.left
+        engine.uncomposed_prefill += slot.taken - slot.left
         if slot.taken > 0:  # it was served in this batch already
             _strike(world, engine, place)
     else:
@@ -389,7 +389,7 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
                 engine.batch.verified -= slot.drafted
                 engine.batch.rejected -= 1 + slot.drafted - slot.brings
     again.last = slot.last  # from which its next time between tokens counts
-    engine.waiting_tokens += again.target
+    engine.uncomposed_prefill += again.target
     if pool.radix != 0:
         leave(world, engine, slot.end_node)
         slot.joined = 0
@@ -400,7 +400,7 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
     else:
         give_back(world, engine, pool, place, blocks, full, True)
     slot.taken = 0
-    release(world, engine, place)
+    leave_list(world, engine, place)
     engine.batch.preempted += 1
     engine.preemptions += 1
     engine.lost += done
@@ -452,7 +452,7 @@ def victim_of(world: World, engine: Any, pool: Any, first_of_equals: bool) -> An
     place = world.slots[victim].next
     while place >= 0:
         one, other = world.slots[victim].request, world.slots[place].request
-        tie = world.again[one].priority == world.again[other].priority
+        tie = world.again[one].rank == world.again[other].rank
         tie = tie and world.again[one].came == world.again[other].came
         if comes_before(world, one, other) and not (tie and first_of_equals):
             victim = place

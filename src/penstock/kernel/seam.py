@@ -53,7 +53,7 @@ def form_by_policy(world: World, engine: Any, pool: Any) -> Any:
         tokens,
         decoding,
         engine.waiting + engine.prefilling,
-        engine.waiting_tokens,
+        engine.uncomposed_prefill,
         _head_tokens(world, engine),
         engine.decode_tokens,
         engine.arrived,
@@ -146,7 +146,7 @@ def _see(world: World, engine: Any, pool: Any) -> Any:
     limit = pool.batch_size - (engine.running if pool.running_scope != 0 else prompts)
     ample = pool.caching == 0 and engine.free > PLENTY // 2
     if ample and limit >= engine.waiting:  # neither memory nor slots bind
-        return prompts + engine.waiting, engine.waiting_tokens, limit > engine.waiting
+        return prompts + engine.waiting, engine.uncomposed_prefill, limit > engine.waiting
     # Those that wait, in order: a heap is taken apart as far as they are looked at.
     blocked = False
     popped = -1

@@ -114,9 +114,8 @@ class EventSession(Session):
         if self.counts_gaps:
             self.clock.line_slots = world.slots.size - self.clock.engine_slots
         if of_server:
-            self._watch(
-                world.engines, "waiting", "prefilling", "lost", "rejections", "reused"
-            )  # fmt: skip
+            counts = ("waiting", "prefilling", "lost", "rejections", "reused")
+            self._watch(world.engines, "uncomposed_prefill", *counts)
         self.world = self._with_orders(world)
         self.outages = outages
         if outages:
@@ -236,7 +235,7 @@ class EventSession(Session):
     def waiting(self) -> tuple[int, int]:
         """Requests in prefill, and their unprocessed tokens, of a server."""
         line = self._line
-        return line.waiting.item() + line.prefilling.item(), line.waiting_tokens.item()
+        return line.waiting.item() + line.prefilling.item(), line.uncomposed_prefill.item()
 
     @property
     def useful(self) -> int:

@@ -184,7 +184,7 @@ class JobsInTicks:
         declared = np.maximum(jobs.column("declared"), again.outputs)
         for index, pool in enumerate(self.pools):
             here = slice(None) if len(self.pools) == 1 else np.flatnonzero(pool_of == index)
-            again.declared[here], again.priority[here] = declared_of(
+            again.declared[here], again.rank[here] = declared_of(
                 pool.server, jobs.prompt[here], declared[here], priority[here]
             )
 

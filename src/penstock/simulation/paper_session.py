@@ -32,7 +32,7 @@ class PaperSession(Session):
         bits = gap_bits(record, [server])
         super().__init__(arrays, tick_s, compress, stop, bits, [server.policy.name])
         self.pool = self.world.pools[0]
-        self._watch(self.world.state, "arrived", "head")
+        self._watch(self.world.state, "waiting_tokens", "arrived", "head")
         self.folds = [(Fold(), Fold())]
         self._keeps_jobs = record != "summary"
 

@@ -98,7 +98,7 @@ class Session(abc.ABC):
         """Keep at hand what is read after every few batches: of the only replica, and its line."""
         self.line, self.replica = line[0], self.world.servers[0]
         self._replica = views(self.world.servers, "equal", "processed", "busy", "start", "tokens")
-        self._line = views(line, "waiting_tokens", "decoding", "arrived_tokens", *names)
+        self._line = views(line, "decoding", "arrived_tokens", *names)
 
     def close_loop(self, clients: int, pause_s: float) -> None:
         """Let so many clients wait for an answer, and pause, before each next job."""

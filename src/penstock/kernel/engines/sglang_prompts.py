@@ -248,7 +248,7 @@ def _share(world: World, engine: Any, pool: Any, budget: Any, place: int) -> Non
     slot.blocks += pages
     tokens = pages * pool.block_size
     slot.left -= tokens
-    engine.waiting_tokens -= tokens
+    engine.uncomposed_prefill -= tokens
     engine.reused += tokens
     if world.again[slot.request].times == 0:
         world.cached[slot.request] = tokens

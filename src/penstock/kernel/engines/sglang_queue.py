@@ -1,6 +1,6 @@
 """The waiting queue of SGLang beside its cache of prefixes: sorted before each batch of prompts.
 
-What a request ranks by is `AGAIN.priority`: its match, its response ratio, its node, or what the
+What a request ranks by is `AGAIN.rank`: its match, its response ratio, its node, or what the
 workload says.
 """
 
@@ -115,17 +115,17 @@ def _match_all(world: World, engine: Any, pool: Any) -> None:
         again.matched = tokens
         is_later = False
         if order == DFS_WEIGHT:
-            again.priority = end
+            again.rank = end
         elif matched * pool.block_size <= SHARED_IN_QUEUE:
             is_later = _begins_like_one(world, pool, request, root)
             if root < 0:
                 root = request
         if order == LONGEST_MATCH:
-            again.priority = _LATER if is_later else -tokens
+            again.rank = _LATER if is_later else -tokens
         elif order == SHORTEST_PREFILL:
-            again.priority = again.target - tokens + (_LATER if is_later else 0)
+            again.rank = again.target - tokens + (_LATER if is_later else 0)
         elif order == RESPONSE_RATIO:
-            again.priority = _LAST if is_later else _by_ratio(world, engine, request)
+            again.rank = _LAST if is_later else _by_ratio(world, engine, request)
         request = np.int64(world.rows[request].next)
 
 
@@ -221,7 +221,7 @@ def _weigh(world: World, engine: Any, weight: int) -> None:
     """Count (with 0: forget) at each node how many that wait end with it or beyond."""
     request = engine.queue.first
     while request >= 0:
-        place = np.int64(world.again[request].priority)
+        place = np.int64(world.again[request].rank)
         while place != engine.tree.root:
             node = world.nodes[place]
             node.weight = (node.weight + 1) * weight
@@ -277,9 +277,9 @@ def _goes_before(world: World, engine: Any, pool: Any, one: int, other: int) -> 
     a, b = world.again[one], world.again[other]
     order = settings_of(pool).queue_order
     if order == DFS_WEIGHT:
-        return _is_visited_before(world, engine, np.int64(a.priority), np.int64(b.priority))
-    if a.priority != b.priority:
-        return a.priority < b.priority
+        return _is_visited_before(world, engine, np.int64(a.rank), np.int64(b.rank))
+    if a.rank != b.rank:
+        return a.rank < b.rank
     if order == LONGEST_MATCH:
         return False
     if order == RESPONSE_RATIO:

@@ -122,4 +122,4 @@ def foreseen_by_all(world: World, engine: Any, pool: Any) -> Any:
 @uncounted(inline=True)
 def rank_of(world: World, request: int) -> Any:
     """Return a request's priority, the smaller first."""
-    return -((-world.again[request].priority) >> RANK_BITS)
+    return -((-world.again[request].rank) >> RANK_BITS)

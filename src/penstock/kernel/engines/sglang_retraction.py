@@ -144,7 +144,7 @@ def taken_back(world: World, engine: Any, pool: Any, place: int) -> Any:
         again.target -= 1
         again.outputs += 1
         again.last = last
-        engine.waiting_tokens -= 1
+        engine.uncomposed_prefill -= 1
         if last == NONE_YET:
             world.first_token[request] = -1
         else:
