@@ -1,5 +1,7 @@
 """Schedulers of engines: their settings, and what they cannot be told."""
 
+from pathlib import Path
+
 import pytest
 
 import penstock as ps
@@ -149,6 +151,22 @@ def test_an_order_of_the_queue_is_told_sglang_if_it_has_it(name: str, monkeypatc
     monkeypatch.setitem(QUEUE_ORDERS, name, order._replace(in_sglang=False))
     assert name not in engine.flags()
     assert any(f"SGLang has no schedule_policy {name!r}" in note for note in engine.notes())
+
+
+def test_the_page_about_engines_has_each_order_of_the_queue_once() -> None:
+    """With what it goes with: priorities, and no cache of prefixes."""
+    page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
+    table = page.split("`schedule_policy` is the order")[1].split("\n\n")[1].splitlines()[2:]
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table]
+    without = {True: "refused, as by SGLang", False: "the same"}
+    assert [(name.strip("`"), priorities, told_off) for name, _, priorities, told_off in rows] == [
+        (
+            name,
+            "yes" if order.takes_priorities else "no",
+            without[order.needs_cache] if order.needs_cache or not order.sorts else "`fcfs`",
+        )
+        for name, order in QUEUE_ORDERS.items()
+    ]
 
 
 @pytest.mark.parametrize(("policy", "order"), [("shortest-prefill-first", [0, 2, 1]), ("lpm", [0, 1, 2])])

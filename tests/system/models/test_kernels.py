@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -152,13 +154,10 @@ def test_a_gpu_that_is_not_known_is_refused_with_the_nearest_that_is() -> None:
         known_gpu("h200-sxmm")
 
 
-ASKED_FOR = [
-    "h20", "l40", "l20", "l4", "a10", "t4", "v100", "rtx4090", "rtx5090", "gb200", "b300", "h100-nvl", "a100-pcie",
-    "NVIDIA-L4", "RTX_4090", "Tesla-T4",
-]  # fmt: skip
+BY_SHEET = [gpu.name for gpu in GPUS if not gpu.measured]
 
 
-@pytest.mark.parametrize("name", ASKED_FOR)
+@pytest.mark.parametrize("name", [*BY_SHEET, "v100", "b300", "NVIDIA-L4", "RTX_4090", "Tesla-T4"])
 def test_gpus_by_their_sheets_are_known_and_marked(name: str) -> None:
     gpu = known_gpu(name)
     assert not gpu.measured
@@ -166,6 +165,14 @@ def test_gpus_by_their_sheets_are_known_and_marked(name: str) -> None:
     assert "only the sheet is known, not its kernels" in served.caution
     measured = dataclasses.replace(served, gpu=known_gpu("h100"))
     assert (served.known.factor, measured.known.factor) == (1.78, 1.4)
+
+
+def test_the_page_about_shapes_names_the_gpus_that_are_known_by_their_sheets_and_those_that_were_measured() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "shapes.md").read_text()
+    sentence = page.split("## GPUs by their sheets")[1].split("only the sheet is known")[0]
+    assert sorted(re.findall("`(.*?)`", sentence)) == sorted(BY_SHEET)
+    row = page.split("| `gpu` | ")[1].split("whose kernels were measured")[0]
+    assert re.findall("`(.*?)`", row) == [gpu.name for gpu in MEASURED]
 
 
 @pytest.mark.parametrize(
