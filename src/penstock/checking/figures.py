@@ -287,7 +287,7 @@ def gantt_figure(run: Run, name: str) -> Figure:
     columns = ("Batch", "Start (s)", "Duration (ms)", "Prefill tokens", "Decode tokens", "Requests")
     return Figure(
         f"first_batches_{name}",
-        f"{name}: {window.height} batches",
+        f"{name}: {window.height} batches from {seconds(window['start_s'][0])} s on",
         {f"{name}: {text}": gantt(run)},
         [Table(columns, rows)],
         caption,

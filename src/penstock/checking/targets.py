@@ -219,9 +219,7 @@ def _seconds(text: str, shown: str) -> float:
         )
     if match[2] not in UNITS:
         unit = f"the unit {match[2]!r}" if match[2] else "no unit"
-        raise InputError(
-            f"{shown} has {unit}, so its limit is unknown; write s, ms or us, as in {match[1]}s"
-        )
+        raise InputError(f"{shown} has {unit}; write s, ms or us, as in {match[1]}s")
     seconds = number / UNITS[match[2]]
     if not 0 < seconds < math.inf:
         raise InputError(

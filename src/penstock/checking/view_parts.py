@@ -88,15 +88,15 @@ def batch_times(answer: Answer) -> list[Section]:
     if doubt is None:
         return []
     facts = [
-        Fact("Load", f"{doubt.load.low:.3f}", f"to {doubt.load.high:.3f}"),
+        Fact("Load", f"{doubt.load.low:.3f} to {doubt.load.high:.3f}"),
         Fact(
             "No policy above",
-            f"{doubt.max_rate.low:,.4g}",
-            f"to {doubt.max_rate.high:,.4g} {doubt.unit}",
+            f"{doubt.max_rate.low:,.4g} to {doubt.max_rate.high:,.4g}",
+            doubt.unit,
         ),
-        Fact("Margin", near(doubt.margin.low), f"to {near(doubt.margin.high)}"),
+        Fact("Margin", f"{near(doubt.margin.low)} to {near(doubt.margin.high)}"),
         *(
-            Fact(METRICS[metric], f"{ends.low:.2f}", f"to {ends.high:.2f} times the mean below")
+            Fact(METRICS[metric], f"{ends.low:.2f} to {ends.high:.2f}", "times the mean below")
             for metric, ends in doubt.latency.items()
         ),
     ]
@@ -168,8 +168,8 @@ def run_in_words(run: Run) -> str:
         did = (
             f"{counted(run.arrived, 'request')} ({run.unfinished:,} unfinished), "
             f"{run.n_batches:,} batches of {run.tokens_per_batch:,.0f} tokens on average, "
-            f"{run.seconds:,.0f} s: {run.tokens_per_s:,.0f} tokens/s, busy {run.utilisation:.0%} "
-            "of the time"
+            f"{run.seconds:,.0f} s: {run.tokens_per_s:,.0f} tokens/s; a batch, however "
+            f"small, runs {run.utilisation:.0%} of the time"
         )
     else:
         did = (

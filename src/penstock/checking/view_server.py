@@ -64,8 +64,8 @@ def load_facts(certificate: Certificate, server: Server, verdict: str = "") -> l
     if server.max_batch_size is not None and server.max_batch_size < server.token_budget:
         capacity += f"; the max batch size of {server.max_batch_size:,} can only lower it"
     offered = (
-        f"{load.offered_tokens_per_s:,.0f} tokens/s arrive, {load.tokens_per_request:,.0f} of "
-        "each request"
+        f"{load.offered_tokens_per_s:,.0f} tokens/s arrive, {load.tokens_per_request:,.0f} tokens "
+        "a request"
     )
     offered += _cached(certificate)
     headroom = max_rate / load.arrival_rate - 1
@@ -96,7 +96,9 @@ def limits_table(certificate: Certificate) -> list[Table]:
         return []
     rows = [(b.name, f"{b.max_rate:,.4g}", b.why, b.theorem) for b in certificate.bounds]
     title = "Above these rates no policy is stable"
-    return [Table(("Limit", "Requests/s", "Why", "By"), rows, title=title, detail=True)]
+    caption = "A scheduler may carry less: a limit can bind below the rate that it allows at most."
+    columns = ("Limit", "Requests/s", "Why", "By")
+    return [Table(columns, rows, caption, title=title, detail=True)]
 
 
 def _beside_the_limit(certificate: Certificate, server: Server) -> str:

@@ -83,15 +83,16 @@ class Form:
         """Print an answer as words or one JSON document, after writing what else is asked for; then
         leave with a status that says so where it is no.
         """
+        files = {}
         if self.figures is not None:
             from penstock.show import charts
 
-            self.written("Figures", charts.save_page(page, self.figures))
+            files["Figures"] = charts.save_page(page, self.figures)
         if self.report is not None:
             from penstock.show import html
 
             html.write(self.report, page)
-            self.written("Report", [self.report])
+            files["Report"] = [self.report]
         if self.as_json:
             print(json.dumps(document, indent=2, allow_nan=False))
         else:
@@ -101,6 +102,9 @@ class Form:
             if self.everything:
                 depth = "all"
             print_page(page, depth=depth, begun=self.begun)
+            sys.stdout.flush()
+        for what, paths in files.items():
+            self.written(what, paths)
         self.leave(is_no)
 
     def leave(self, is_no: bool) -> None:

@@ -27,7 +27,7 @@ def catalogue_page(entries: Sequence[BatchTimeFile]) -> Page:
         model = entry.batch_time
         times = (f"{_milliseconds(model, decodes, prompt):,.2f}" for decodes, prompt in _LISTED)
         rows.append((entry.name, *times))
-    columns = ("Hardware", "1 decode", "64 decodes", "Prompt of 512")
+    columns = ("Hardware", "1 decode (ms)", "64 decodes (ms)", "Prompt of 512 (ms)")
     table = Table(columns, rows, _CAPTION)
     return Page("Hardware", "whose batch times are known", sections=[Section("", tables=[table])])
 
