@@ -121,6 +121,11 @@ def commands() -> str:
 
 
 ANSWERS: dict[str, tuple[str, ...]] = {
+    "region": (
+        "penstock.theory.operating_point.OperatingPoint", "penstock.capacity.region.LoadInRegion",
+    ),
+    "max-rate": ("penstock.capacity.side_by_side.MaxRates",),
+    "recommend": ("penstock.capacity.recommendation.Recommendation",),
     "diagnose": ("penstock.measuring.diagnosis.diagnose.Diagnosis",),
     "fit": ("penstock.measuring.fitting.fit.Fit",),
     "calibrate": ("penstock.measuring.calibration.calibration.Calibration",),

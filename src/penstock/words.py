@@ -97,7 +97,7 @@ def sharing(said: Mapping[str, Iterable[Said]]) -> dict[Said, list[str]]:
     """Return each thing that is said once, with the names of those of which it is said."""
     names_of: dict[Said, list[str]] = {}
     for name, things in said.items():
-        for thing in things:
+        for thing in dict.fromkeys(things):
             names_of.setdefault(thing, []).append(name)
     return names_of
 

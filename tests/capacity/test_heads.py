@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.capacity.heads import head_of_loads, head_of_rates, head_of_recommendation, head_of_region
+from penstock.capacity.heads import head_of_rates, head_of_recommendation, head_of_region
 from penstock.capacity.max_rate import Trial
-from penstock.capacity.view import recommend_page
+from penstock.capacity.side_by_side import MaxRates
 from penstock.scenario.scenario import Scenario, read_scenario
 from penstock.show.page import MOST_LINES, Line
 from penstock.theory.operating_point import operating_point
@@ -24,6 +24,10 @@ def scenario(server: ps.Server = SERVER, workload: ps.Workload = WORKLOAD) -> Sc
     return Scenario("mine.yaml", (workload, server), 500, None, Path())
 
 
+def of_server(**rates: ps.MaxRate) -> MaxRates:
+    return MaxRates(rates, dict.fromkeys(rates, (WORKLOAD, SERVER)))
+
+
 def texts(lines: list[Line]) -> dict[str, str]:
     assert len(lines) <= MOST_LINES
     return {line.label: line.text for line in lines}
@@ -31,7 +35,7 @@ def texts(lines: list[Line]) -> dict[str, str]:
 
 def test_what_is_proved_is_the_headline_with_its_theorem_and_what_binds() -> None:
     found = ps.max_rate(WORKLOAD, SERVER)
-    said = texts(head_of_rates({"sarathi": found}, scenario(), {"sarathi": SERVER}))
+    said = texts(head_of_rates(of_server(sarathi=found), scenario()))
     assert list(said) == ["mine.yaml", "Max rate", "Held by"]
     share = 1.2 / found.rate
     assert said["Max rate"] == f"{found.rate:,.4g} requests/s (1.2 arrive, {share:.0%} of that); by Theorem 1(b)."
@@ -41,7 +45,7 @@ def test_what_is_proved_is_the_headline_with_its_theorem_and_what_binds() -> Non
 def test_what_is_simulated_says_where_it_is_no_longer_known() -> None:
     server = SERVER.with_policy("fastertransformer")
     found = ps.max_rate(ps.Workload.poisson(1.2, ps.Geometric(1_964, max=8_000), 28), server, precision=0.02)
-    said = texts(head_of_rates({server.policy.name: found}, scenario(server), {server.policy.name: server}))
+    said = texts(head_of_rates(of_server(fastertransformer=found), scenario(server)))
     proved = found.certificate.certified_rate
     assert f"by simulation (proved up to {proved:,.4g}): at {found.above:,.4g} it is unstable" in said["Max rate"]
     own = f"this one {found.share:.0%} of that"
@@ -51,21 +55,20 @@ def test_what_is_simulated_says_where_it_is_no_longer_known() -> None:
 def test_of_many_policies_the_highest_rates_stand_in_one_line_and_a_contradiction_before_it() -> None:
     found = ps.max_rate(WORKLOAD, SERVER)
     rates = {f"policy {n}": dataclasses.replace(found, rate=found.rate * (1 - n / 10)) for n in range(6)}
-    servers = dict.fromkeys(rates, SERVER)
-    said = texts(head_of_rates(rates, scenario(), servers))
+    said = texts(head_of_rates(of_server(**rates), scenario()))
     assert said["Max rate"].startswith(f"in requests/s, by Theorem 1(b): policy 0 {found.rate:,.4g}; policy 1 ")
     assert "policy 4" not in said["Max rate"]
     assert said["Max rate"].endswith("; 2 more behind --why.")
     stability = dataclasses.replace(ps.verdict(WORKLOAD, SERVER), verdict="unstable")
     doubtful = dataclasses.replace(found, trials=(Trial(1.0, stability),))
-    (_, first, *_) = head_of_rates({"sarathi": doubtful}, scenario(), {"sarathi": SERVER})
+    (_, first, *_) = head_of_rates(of_server(sarathi=doubtful), scenario())
     assert (first.label, first.judges) == ("contradiction", True)
 
 
 def test_a_network_that_carries_less_than_its_load_says_so(example: Scenario) -> None:
     found = ps.max_rate(example.network, precision=0.3)
-    said = texts(head_of_loads({"as it is": found}, example))
-    assert said["Max load"].startswith(f"{found.load:,.4g} times this load, so this load is not known to be carried;")
+    said = texts(head_of_rates(MaxRates({"as it is": found}, {"as it is": example.system}), example))
+    assert said["Max load"].startswith(f"{found.rate:,.4g} times this load, so this load is not known to be carried;")
     assert said["Held by"].startswith("pool ")
 
 
@@ -97,7 +100,7 @@ def test_where_nothing_meets_a_target_no_change_is_told_but_what_is_nearest_at_w
     assert said["missed"].startswith(f"{nothing}; nearest is sarathi, token budget 256: e2e_mean ")
     assert said["Price"] == f"{found.price}."
     assert said["Next"].startswith("`plan: {targets: [e2e_mean<0.001s, e2e_mean<1000s]}` in the scenario")
-    full = recommend_page(dataclasses.replace(found, trade="slower", with_plugin="orca is faster"), scenario())
+    full = dataclasses.replace(found, trade="slower", with_plugin="orca is faster").page(scenario())
     assert (full.sections[0].title, full.sections[0].paragraphs) == ("With plugin", ["orca is faster."])
 
 

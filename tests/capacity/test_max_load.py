@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.capacity.max_rate import MaxLoad
 from penstock.errors import InputError
 from tests.conftest import Said
 from tests.network_examples import DESTABILISING, REVERSED, dag, rybko_stolyar
@@ -40,14 +39,36 @@ def test_where_theorems_leave_no_gap_nothing_is_simulated() -> None:
     found = ps.max_rate(dag(0.5))
     assert found.trials == ()
     assert found.known == "DAG theorem"
-    assert found.load == found.bound == pytest.approx(2.0)
+    assert found.rate == found.bound == pytest.approx(2.0)
     assert found.as_dict()["share"] == pytest.approx(1.0)
+    (section,) = found.page().sections
+    figures = {fact.name: fact.figure for fact in section.facts}
+    assert (figures["Stable up to"], figures["Share"], figures["Known by"]) == ("2", "100.0%", found.known)
+
+
+def test_what_a_network_takes_on_trust_is_tried_as_of_a_server() -> None:
+    """A policy that claims to fill its batches, and serves half of them, carries what floods find."""
+
+    @ps.policy(work_conserving=True)
+    def half(queue, limits, params):  # type: ignore[no-untyped-def]
+        decode = min(queue.decoding, limits.token_budget // 2)
+        return min(queue.prompt_tokens, limits.token_budget // 2 - decode), decode, ps.DECODE_FIRST
+
+    server = ps.Server(SERVER.batch_time, 256, policy=half)
+    found = ps.max_rate(ps.Network.single(ps.Workload.poisson(5.0, 129, 112), server), precision=0.2)
+    assert found.certified is not None
+    assert found.rate < found.certified
+    assert found.known == "simulation"
+    said = str(found.disagreement)
+    assert f"stable up to {found.certified:,.4g} times this load" in said
+    assert said.endswith("in doubt is what was taken on trust: work-conserving policy")
+    assert found.as_dict()["certified_load"] == found.certified
 
 
 def test_the_order_that_a_virtual_station_makes_unstable_is_not_searched_above_it() -> None:
     """Rybko and Stolyar: both orders have a load below 1 at every pool, and one fails far below it."""
     good, bad = (ps.max_rate(rybko_stolyar(0.9, order)) for order in (REVERSED, DESTABILISING))
-    limits = sorted(found.load for found in (good, bad))
+    limits = sorted(found.rate for found in (good, bad))
     stations = [ps.certify(rybko_stolyar(0.9, order)).virtual_station for order in (REVERSED, DESTABILISING)]
     lowest = min(station.max_load for station in stations if station is not None)
     assert limits[0] == pytest.approx(lowest, rel=1e-6)
@@ -58,10 +79,10 @@ def test_the_order_that_a_virtual_station_makes_unstable_is_not_searched_above_i
 def test_floods_go_on_where_the_linear_program_ends() -> None:
     found = ps.max_rate(rybko_stolyar(0.9, "fcfs"))
     assert found.known == "simulation"
-    assert found.certified_load is not None
+    assert found.certified is not None
     assert found.bound is not None
-    assert found.certified_load < 0.7 < 1.05 < found.load < found.above <= found.bound
-    assert found.above <= found.load * 1.05 * (1 + 1e-9)
+    assert found.certified < 0.7 < 1.05 < found.rate < found.above <= found.bound
+    assert found.above <= found.rate * 1.05 * (1 + 1e-9)
     assert found.disagreement is None
 
 
@@ -72,8 +93,7 @@ def test_a_pool_behind_chance_carries_as_much_per_replica_as_one_server(policy: 
     server = ps.Server(SERVER.batch_time, 256, 64, policy=policy, kv_tokens=memory)
     pool = ps.max_rate(ps.Network.single(WORKLOAD, server, 3, "random"), precision=0.05)
     alone = ps.max_rate(WORKLOAD, server, precision=0.02)
-    assert isinstance(pool, MaxLoad)
-    assert pool.load * 12.0 / 3 <= alone.above * 1.02
+    assert pool.rate * 12.0 / 3 <= alone.above * 1.02
     assert pool.above * 12.0 / 3 >= alone.rate * 0.98
     assert pool.bound == pytest.approx(alone.bound * 3 / 12.0, rel=1e-3)
 
@@ -95,7 +115,7 @@ def test_the_bound_of_what_may_be_found_computed_is_the_load_if_all_of_it_is() -
     sessions = ps.Workflow.chain("session", ps.Workload.poisson(1.0, 1, 1), turns, context="reuse")
     found = ps.max_rate(ps.Network({"chat": ps.Pool(SERVER, 2, "random")}, [sessions]), precision=0.2)
     full = ps.max_rate(ps.Network({"chat": ps.Pool(SERVER, 2, affinity=True)}, [sessions]), precision=0.2)
-    assert found.load < full.load * 1.25
+    assert found.rate < full.rate * 1.25
     assert found.bound == pytest.approx(full.bound, rel=0.02)
     assert 0.3 < found.share < 1
 
@@ -108,7 +128,7 @@ def test_how_much_pools_for_prompts_and_for_decodes_carry_is_found_by_floods() -
     )
     found = ps.max_rate(ps.Network({"p": ps.Pool(server), "d": ps.Pool(server)}, [pair]), precision=0.1)
     assert found.bound == pytest.approx(2.0)
-    assert 0.8 * found.bound < found.load <= found.bound
+    assert 0.8 * found.bound < found.rate <= found.bound
 
 
 def test_recorded_jobs_have_no_highest_load() -> None:
@@ -117,7 +137,7 @@ def test_recorded_jobs_have_no_highest_load() -> None:
     with pytest.raises(InputError, match="all jobs are recorded"):
         ps.max_rate(ps.Network.single(recorded, SERVER, 2))
     with pytest.raises(InputError, match="the test of a network has a resolution, not an alpha"):
-        ps.max_rate(ps.Network.single(WORKLOAD, SERVER, 2), alpha=0.1)  # type: ignore[call-overload]
+        ps.max_rate(ps.Network.single(WORKLOAD, SERVER, 2), alpha=0.1)
 
 
 def test_routers_and_policies_stand_side_by_side(penstock: Callable[..., Said], scenario: Path) -> None:

@@ -58,8 +58,8 @@ def test_of_a_network_it_lies_where_a_grid_of_loads_says() -> None:
     most = ps.max_rate(network(), targets=targets, jobs=4_000)
     found = most.targets
     assert found is not None
-    judge = judge_of_network(network(), targets, most.load, 4_000, 0)
-    loads = np.linspace(0.1, 0.99, 10) * most.load
+    judge = judge_of_network(network(), targets, most.rate, 4_000, 0)
+    loads = np.linspace(0.1, 0.99, 10) * most.rate
     words = {load: judge(load, silent).judgement for load in loads}
     assert {words[load] for load in loads if load <= found.rate} == {"met"}
     assert {words[load] for load in loads if load >= found.missed} == {"missed"}
@@ -102,7 +102,7 @@ def test_goodput_counts_requests_within_all_limits_as_vllm_s_benchmark_does() ->
 @pytest.mark.parametrize("system", [(WORKLOAD, SARATHI), (network(),)])
 def test_what_not_even_a_request_alone_meets_is_refused_with_what_it_takes(system: tuple[object, ...]) -> None:
     with pytest.raises(ps.InputError, match=r"not known to be met at any rate.*requests are alone, it is \d+ ms"):
-        ps.max_rate(*system, targets=["ttft_p99<5ms"])  # type: ignore[call-overload]
+        ps.max_rate(*system, targets=["ttft_p99<5ms"])  # type: ignore[arg-type]
 
 
 def test_what_several_calls_of_a_job_have_no_time_per_token_of_is_refused() -> None:

@@ -124,7 +124,7 @@ def test_the_highest_load_of_a_network_has_both_ends() -> None:
     found = ps.max_rate(ps.Network.single(workload(0.5), server()), precision=0.1)
     assert found.ends is not None
     assert found.ends.slow.bound == pytest.approx(found.bound / FACTOR)
-    assert found.ends.fast.load > found.load > found.ends.slow.load
+    assert found.ends.fast.rate > found.rate > found.ends.slow.rate
 
 
 def test_networks_side_by_side_say_what_hinges() -> None:

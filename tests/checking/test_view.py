@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.capacity.view import region_page
+from penstock.capacity.region import load_in_region
 from penstock.checking import answer, check, figures
 from penstock.checking.comparison import ServerComparison
 from penstock.checking.one_run import OneRun
@@ -21,7 +21,6 @@ from penstock.show import page as pages
 from penstock.show.html import render, write
 from penstock.show.page import Fact, Hypothesis, Section, Table, Verdict
 from penstock.show.terminal import print_page
-from penstock.theory.operating_point import operating_point
 from penstock.theory.region import sarathi_region
 
 HOSTILE = '<script>alert("x")</script>&\'_a_policy_with_a_name_that_no_line_of_a_phone_can_hold'
@@ -333,8 +332,8 @@ def test_no_margin_stands_beside_an_unstable_verdict_of_a_policy_that_others_out
 @pytest.mark.parametrize(("rate", "side"), [(12.0, "inside"), (20.0, "outside")])
 def test_the_page_of_a_region_says_on_which_side_the_load_lies_and_what_binds(rate: float, side: str) -> None:
     given = scenario(128, rate)
-    point = operating_point(given.workload, given.server)
-    text = text_of(region_page(point, given))
+    answer = load_in_region(given.workload, given.server)
+    point, text = answer.point, text_of(answer.page(given))
     assert side in text
     assert f"{point.max_rate:.4g} requests/s, above which no scheduler is stable" in text
     assert "the max batch size" in text

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.show.answers import plain_fields
 from penstock.theory.operating_point import operating_point
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
@@ -40,7 +41,7 @@ def test_memory_that_only_the_estimate_counts_is_named_with_what_it_carries() ->
     found = operating_point(long, server, memory_rate=carried)
     assert found.binding == ("KV memory",)
     assert found.without_estimate != found.binding
-    assert found.as_dict()["kv_memory_rate"] == carried < found.max_rate
+    assert plain_fields(found)["kv_memory_rate"] == carried < found.max_rate
     assert any("KV memory is not counted in the region" in note for note in found.notes)
     ample = operating_point(long, dataclasses.replace(server, memory=ps.Memory(10**6)), memory_rate=1e6)
     assert (ample.kv_memory_rate, ample.binding) == (None, ample.without_estimate)

@@ -5,7 +5,7 @@ every rate; of a server in requests/s, of a network in times its load.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Annotated, Any
 
 from penstock import checks
 from penstock.capacity.target_rate import (
@@ -18,16 +18,19 @@ from penstock.capacity.target_rate import (
 )
 from penstock.checking.answer import MOST_JOBS
 from penstock.checking.check_server import RunAsked
+from penstock.checking.doubt import ends_of
 from penstock.checking.stability import RECORDED, Stability
 from penstock.checking.targets import Target, parsed_targets, refuse_gaps_of_one_token
 from penstock.checking.verdict import verdict
 from penstock.errors import InputError
+from penstock.show.answers import Meaning, Shown, computed
+from penstock.show.page import Section
 from penstock.simulation.progress import Progress, in_parts, part_of
-from penstock.system.kinds import as_network, refuse
+from penstock.system.kinds import System, as_network, asked_about, refuse
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate
 from penstock.theory.certify import certify
-from penstock.theory.ends import Ends, server_ends
+from penstock.theory.ends import Ends
 from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -36,197 +39,159 @@ if TYPE_CHECKING:
 SIMULATION = "simulation"
 """What is known by no theorem."""
 
-System = TypeVar("System")
+_figures = "{:,.4g}".format
+_HIGHEST = Section("Highest rate")
 
+_PER_S = "requests/s"
 _HALVINGS = 40
 _STABLE_SHARE = 0.2  # of the work, where there are targets
 _GUIDED = 6  # trials that go by the drift of those before; then halves are taken
 
 
-class Trial(NamedTuple):
-    """A rate that was tried, requests/s, or a load, and what was found."""
-
-    rate: float
-    stability: Stability
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class MaxRate:
-    """How much a server carries under its policy.
+class Trial:
+    """A rate that was tried, and what was found."""
 
-    Attributes
-    ----------
-    rate
-        Highest rate known to be stable, requests/s: certified by a theorem, or found so.
-    above
-        Lowest rate above it that is not: unstable, too close to the limit to tell, or beyond the
-        bound; equal to ``rate`` where theorems leave nothing between them.
-    known
-        The theorem that says stable up to ``rate``, or ``simulation``.
-    certificate
-        What theory says far below the limits; its ``max_rate`` is the bound of every policy.
-    trials
-        The rates tried, in order.
-    targets
-        Up to which rate the targets hold, with the middle batch times; None where there are none.
-    ends
-        The same at the slow and the fast end of the batch times; None: they are taken as exact.
-    """
+    rate: Annotated[float, Meaning("Requests/s, or times the load.")]
+    stability: Annotated[Stability, Meaning("What the test says there.", key=None)]
 
-    rate: float
-    above: float
-    known: str
-    certificate: Certificate = dataclasses.field(repr=False)
-    trials: tuple[Trial, ...] = dataclasses.field(repr=False)
-    targets: TargetRate | None = None
-    ends: Ends["MaxRate"] | None = dataclasses.field(default=None, repr=False)
+    @computed()
+    def verdict(self) -> str:
+        """What the test says there."""
+        return self.stability.verdict
 
-    @property
-    def bound(self) -> float:
-        """Requests/s above which no policy is stable."""
-        return self.certificate.max_rate
-
-    @property
-    def disagreement(self) -> str | None:
-        """What to doubt where a theorem certifies a rate that the test found unstable, or None."""
-        unstable = [trial.rate for trial in self.trials if trial.stability.verdict == "unstable"]
-        certified = self.certificate.certified_rate
-        if certified is None or not unstable or min(unstable) >= certified:
-            return None
-        doubt = "the seed, or Penstock itself"
-        unchecked = [h.name for h in self.certificate.hypotheses if not h.checked]
-        if unchecked:
-            doubt = f"what was taken on trust: {', '.join(unchecked)}"
-        return (
-            f"{self.certificate.theorem} says stable up to {certified:,.4g} requests/s, but the "
-            "test found "
-            f"{min(unstable):,.4g} unstable; in doubt is {doubt}"
-        )
-
-    @property
-    def share(self) -> float:
-        """The rate as a share of the bound."""
-        return self.rate / self.bound
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {
-            "rate": self.rate,
-            "above": self.above,
-            "known": self.known,
-            "bound": self.bound,
-            "share": self.share,
-            "certified_rate": self.certificate.certified_rate,
-            "disagreement": self.disagreement,
-            "ends": _ends_as_dict(self.ends, "rate"),
-            "arrivals": sum(trial.stability.arrivals for trial in self.trials),
-            "trials": _trials_as_dicts(self.trials),
-            "targets": self.targets and self.targets.as_dict(),
-        }
+    @computed()
+    def drift(self) -> float:
+        """Share of the arriving work by which a large backlog grows; below 0 it shrinks."""
+        return self.stability.drift
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class MaxLoad:
-    """How much a network carries; loads are factors on all arrival rates."""
-
-    load: float  # the highest known to be stable
-    above: float  # the lowest above it that is not: unstable, or too close to the limit to tell
-    known: str  # the theorem that says stable at `load`, or `simulation`
-    # No policy is stable above it, even if requests find all of their prompts that they may.
-    bound: float
-    certificate: Certificate = dataclasses.field(repr=False)  # of the network as it is
-    trials: tuple[Trial, ...] = dataclasses.field(repr=False)  # in order
-    targets: TargetRate | None = None  # with the middle batch times
-    # The same at the slow and the fast end of the batch times.
-    ends: Ends["MaxLoad"] | None = dataclasses.field(default=None, repr=False)
-
-    @property
-    def certified_load(self) -> float | None:
-        """Load up to which a theorem says stable, None where none does at any."""
-        return self.certificate.certified_load
-
-    @property
-    def disagreement(self) -> str | None:
-        """What to doubt where a theorem certifies a load that the test found unstable, or None."""
-        unstable = [trial.rate for trial in self.trials if trial.stability.verdict == "unstable"]
-        certified = self.certified_load
-        if certified is None or not unstable or min(unstable) >= certified:
-            return None
-        return (
-            f"{self.certificate.theorem} says stable up to {certified:,.4g} times this load, but "
-            f"the test found {min(unstable):,.4g} unstable; try another seed and a finer precision"
-        )
-
-    @property
-    def share(self) -> float:
-        """The load as a share of the bound."""
-        return self.load / self.bound
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {
-            "load": self.load,
-            "above": self.above,
-            "known": self.known,
-            "bound": self.bound,
-            "share": self.share,
-            "certified_load": self.certified_load,
-            "disagreement": self.disagreement,
-            "ends": _ends_as_dict(self.ends, "load"),
-            "trials": _trials_as_dicts(self.trials, "load"),
-            "targets": self.targets and self.targets.as_dict(),
-        }
-
-
-def _ends_as_dict(ends: Ends[Any] | None, name: str) -> dict[str, Any] | None:
-    """Return the JSON form of what is carried at both ends of the batch times."""
+def _of_ends(ends: "Ends[MaxRate] | None") -> dict[str, Any] | None:
+    """Return what JSON has of both ends of the batch times."""
     if ends is None:
         return None
+    both = ends.slow, ends.fast
     return {
-        name: [getattr(ends.slow, name), getattr(ends.fast, name)],
-        "bound": [ends.slow.bound, ends.fast.bound],
+        "rate": [end.rate for end in both],
+        "bound": [end.bound for end in both],
         "origin": ends.origin,
     }
 
 
-Found = TypeVar("Found", MaxRate, MaxLoad)
+@dataclasses.dataclass(frozen=True, eq=False)
+class MaxRate(Shown):
+    """How much a server carries under its policy, in requests/s; or a network, in times its load,
+    in JSON with ``load`` for ``rate``.
+    """
 
-
-def _trials_as_dicts(trials: Sequence[Trial], unit: str = "rate") -> list[dict[str, Any]]:
-    """Return the JSON form of what was tried."""
-    return [
-        {
-            unit: trial.rate,
-            "verdict": trial.stability.verdict,
-            "drift": trial.stability.drift,
-        }
-        for trial in trials
+    rate: Annotated[
+        float,
+        Meaning(
+            "Highest rate known to be stable: certified by a theorem, or found so.",
+            _HIGHEST,
+            "Stable up to",
+            format=_figures,
+        ),
     ]
+    above: Annotated[
+        float,
+        Meaning(
+            "Lowest rate above it that is not: unstable, too close to the limit to tell, or beyond "
+            "the bound; equal to ``rate`` where theorems leave nothing between them.",
+            _HIGHEST,
+            "Not at",
+            format=_figures,
+        ),
+    ]
+    known: Annotated[
+        str,
+        Meaning(
+            "The theorem that says stable up to ``rate``, or ``simulation``.",
+            _HIGHEST,
+            "Known by",
+            spare=1,
+        ),
+    ]
+    certificate: Annotated[
+        Certificate,
+        Meaning(
+            "What theory says far below the limits; its ``max_rate`` is the bound of every policy, "
+            "in jobs/s.",
+            key=None,
+        ),
+    ] = dataclasses.field(repr=False)
+    trials: Annotated[tuple[Trial, ...], Meaning("The rates tried, in order.")] = dataclasses.field(
+        repr=False
+    )
+    targets: Annotated[
+        TargetRate | None,
+        Meaning(
+            "Up to which rate the targets hold, with the middle batch times; None where there are "
+            "none."
+        ),
+    ] = None
+    ends: Annotated[
+        Ends["MaxRate"] | None,
+        Meaning(
+            "The same at the slow and the fast end of the batch times; None: they are taken as "
+            "exact.",
+            data=_of_ends,
+        ),
+    ] = dataclasses.field(default=None, repr=False)
+    unit: Annotated[str, Meaning("What rates are in.")] = _PER_S
+    per_s: Annotated[float, Meaning("Requests, or jobs, a second at a rate of 1.", key=None)] = (
+        dataclasses.field(default=1.0, repr=False)
+    )
+
+    @computed(_HIGHEST, "Any policy", format=_figures)
+    def bound(self) -> float:
+        """Rate above which no policy is stable, even if requests find all of their prompts that
+        they may.
+        """
+        return self.certificate.max_rate / self.per_s
+
+    @computed(_HIGHEST, "Share", format="{:.1%}".format, spare=2)
+    def share(self) -> float:
+        """The rate as a share of the bound."""
+        return self.rate / self.bound
+
+    @computed(_HIGHEST, "Certified to", format=_figures, key="certified_rate")
+    def certified(self) -> float | None:
+        """Rate up to which a theorem says stable, None where none does at any."""
+        rate = self.certificate.certified_rate
+        return None if rate is None else rate / self.per_s
+
+    @computed()
+    def disagreement(self) -> str | None:
+        """What to doubt where a theorem certifies a rate that the test found unstable, or None."""
+        unstable = [trial.rate for trial in self.trials if trial.verdict == "unstable"]
+        if self.certified is None or not unstable or min(unstable) >= self.certified:
+            return None
+        doubt = "the seed, or Penstock itself; try another seed and a finer precision"
+        if self.certificate.trusted:
+            doubt = f"what was taken on trust: {', '.join(self.certificate.trusted)}"
+        return (
+            f"{self.certificate.theorem} says stable up to {self.certified:,.4g} {self.unit}, but "
+            f"the test found {min(unstable):,.4g} unstable; in doubt is {doubt}"
+        )
+
+    @computed()
+    def arrivals(self) -> int:
+        """Requests, or jobs, that arrived while backlogs were watched."""
+        return sum(trial.stability.arrivals for trial in self.trials)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form; rates of a network are called loads."""
+        document = super().as_dict()
+        if self.unit == _PER_S:
+            return document
+        for part in (document, document["ends"] or {}, *document["trials"]):
+            for name in ("rate", "certified_rate"):
+                if name in part:
+                    part[name.replace("rate", "load")] = part.pop(name)
+        return document
 
 
-@overload
-def max_rate(
-    workload: Workload,
-    server: Server,
-    *,
-    precision: float | None = None,
-    alpha: float | None = None,
-    seed: int = 0,
-    targets: Sequence[Target | str] = (),
-    requests: int | None = None,
-    progress: Progress | None = None,
-) -> MaxRate: ...
-@overload
-def max_rate(
-    network: "Network",
-    /,
-    *,
-    precision: float | None = None,
-    seed: int = 0,
-    targets: Sequence[Target | str] = (),
-    jobs: int | None = None,
-    progress: Progress | None = None,
-) -> MaxLoad: ...
 def max_rate(
     workload: "Workload | Network",
     server: Server | None = None,
@@ -238,7 +203,7 @@ def max_rate(
     requests: int | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
-) -> MaxRate | MaxLoad:
+) -> MaxRate:
     """Find the highest stable rate of a server, or the highest stable load of a network, for any
     policy.
 
@@ -279,147 +244,91 @@ def max_rate(
         stable, or a target is not met where requests are alone.
     """
     limits = parsed_targets(targets)
-    stable = part_of(progress, 0.0, _STABLE_SHARE) if limits else progress
-    judged = part_of(progress, _STABLE_SHARE, 1.0)
-    if not isinstance(workload, Workload) or not isinstance(server, Server):
-        network = as_network("max_rate", workload, server)
+    system: System
+    if isinstance(workload, Workload) and isinstance(server, Server):
+        refuse(jobs=jobs)
+        precision = _checked_precision(precision, 0.01)
+        refuse_gaps_of_one_token(limits, workload)
+        requests = workload.rows or REQUESTS if requests is None else requests
+        if limits:
+            RunAsked(workload, requests, None, limits)
+        system = workload, server
+    else:
+        system = as_network("max_rate", workload, server)
         refuse(alpha=alpha, requests=requests)
-        distance = _checked_precision(precision, 0.05)
-        from penstock.theory.ends import network_ends
-
-        jobs = checks.whole(
-            "jobs",
-            REQUESTS if jobs is None else jobs,
-            1,
-            MOST_JOBS,
-            "",
-            "each keeps rows in memory",
-        )
-        load = _at_both_ends(
-            lambda one, part: _max_load(one, distance, seed, part),
-            network, network_ends(network), stable,
-        )  # fmt: skip
-        if not limits:
-            return load
-        judge = judge_of_network(network, limits, load.load, jobs, seed)
-        per_s = sum(workflow.rate for workflow in network.workflows)
-        found = target_rate(judge, load.load, load.above, distance, per_s, judged)
-        refuse_if_never(found, "times this load")
-        return dataclasses.replace(load, targets=found)
-    refuse(jobs=jobs)
-    precision = _checked_precision(precision, 0.01)
-    alpha = 0.01 if alpha is None else alpha
-    refuse_gaps_of_one_token(limits, workload)
-    requests = workload.rows or REQUESTS if requests is None else requests
-    if limits:
-        RunAsked(workload, requests, None, limits)
-    rate = _at_both_ends(
-        lambda one, part: _max_rate(workload, one, precision, alpha, seed, part),
-        server, server_ends(workload, server), stable,
-    )  # fmt: skip
+        precision = _checked_precision(precision, 0.05)
+        size = REQUESTS if jobs is None else jobs
+        jobs = checks.whole("jobs", size, 1, MOST_JOBS, "", "each keeps rows in memory")
+    share = _STABLE_SHARE if limits else 1.0
+    both = ends_of(system)
+    systems = [system] if both is None else [system, both[0].slow, both[0].fast]
+    rate, *slow_and_fast = (
+        _max_rate(one, precision, 0.01 if alpha is None else alpha, seed, part)
+        for one, part in in_parts(part_of(progress, 0.0, share), systems)
+    )
+    if both is not None:
+        slow, fast = slow_and_fast
+        ends = Ends(slow, fast, both[0].origin, both[0].calibrated)
+        rate = dataclasses.replace(rate, ends=ends)
     if not limits:
         return rate
-    judge = judge_of_server(workload, server, limits, rate.rate, requests)
-    found = target_rate(judge, rate.rate, rate.above, precision, 1.0, judged)
-    refuse_if_never(found, "requests/s")
-    return dataclasses.replace(rate, targets=found)
-
-
-def _at_both_ends(
-    search: Callable[[System, Progress | None], Found],
-    system: System,
-    ends: Ends[System] | None,
-    progress: Progress | None,
-) -> Found:
-    """Search a system, and where its batch times are not exact both of their ends."""
-    if ends is None:
-        return search(system, progress)
-    usual, slow, fast = (
-        search(one, part) for one, part in in_parts(progress, (system, ends.slow, ends.fast))
-    )
-    both = Ends(slow, fast, ends.origin, ends.calibrated)
-    return dataclasses.replace(usual, ends=both)
+    if isinstance(system, tuple):
+        judge = judge_of_server(*system, limits, rate.rate, requests or REQUESTS)
+    else:
+        judge = judge_of_network(system, limits, rate.rate, jobs or REQUESTS, seed)
+    judged = part_of(progress, share, 1.0)
+    held = target_rate(judge, rate.rate, rate.above, precision, rate.per_s, judged)
+    refuse_if_never(held, rate.unit)
+    return dataclasses.replace(rate, targets=held)
 
 
 def _max_rate(
-    workload: Workload,
-    server: Server,
-    precision: float,
-    alpha: float,
-    seed: int,
-    progress: Progress | None,
+    system: System, precision: float, alpha: float, seed: int, progress: Progress
 ) -> MaxRate:
-    """Find the highest stable rate of a server: see `max_rate`."""
+    """Find the highest stable rate of a system: see `max_rate`."""
+
+    def at(rate: float) -> System:
+        if isinstance(system, tuple):
+            return system[0].with_rate(rate), system[1]
+        return system.with_load(rate)
 
     def judge(rate: float, part: Progress) -> Stability:
-        return verdict(workload.with_rate(rate), server, alpha, precision / 2, seed, progress=part)
+        offered = at(rate)
+        if isinstance(offered, tuple):
+            return verdict(*offered, alpha, precision / 2, seed, progress=part)
+        from penstock.checking.flood_test import flood_test
 
-    certificate = certify(workload, server)
-    bound, certified = certificate.max_rate, certificate.certified_rate or 0.0
-    certificate = certify(workload.with_rate((certified or bound) / 2), server)
-    bound, certified = certificate.max_rate, certificate.certified_rate or 0.0  # but for rounding
-    low = 0.0 if certificate.trusted else certified
-    high = bound
-    trials: tuple[Trial, ...] = ()
-    if low * (1 + precision) < bound:
-        low, high, trials = _searched(judge, low, bound, precision, progress)
-    if not low:
-        raise InputError(
-            f"{server.policy.name} is not stable at {high:g} requests/s, far below what the "
-            "server could carry; "
-            "mend the policy"
-        )
-    found = MaxRate(low, high, SIMULATION, certificate, trials)
-    if low > certified or found.disagreement:
-        return found
-    theorem = certificate.theorem or SIMULATION
-    return dataclasses.replace(found, rate=certified, above=max(high, certified), known=theorem)
+        return flood_test(offered, precision / 2, seed, None, part, tries=1)
 
-
-def _max_load(
-    network: "Network", precision: float, seed: int, progress: Progress | None
-) -> MaxLoad:
-    """Find the highest stable load of a network: see `max_rate`."""
-    certificate = certify(network)
-    bound = high = certificate.max_load
-    low = certificate.certified_load or 0.0
+    certificate = certify(*asked_about(system))
+    if isinstance(system, tuple):
+        name, recorded, unit, per_s = system[1].policy.name, False, _PER_S, 1.0
+    else:
+        name, recorded = "the network", bool(system.ends)
+        unit, per_s = "times this load", certificate.rate
+    limit = certificate.certified_rate or certificate.max_rate
+    certificate = certify(*asked_about(at(limit / per_s / 2)))
+    far_below = MaxRate(0.0, 0.0, SIMULATION, certificate, (), unit=unit, per_s=per_s)
+    certified, high = far_below.certified or 0.0, far_below.bound
     # above the load of a virtual station this order of the stages is unstable, though others be not
-    if certificate.virtual_station is not None:
-        high = min(high, max(certificate.virtual_station.max_load, low))
-    load = low
+    if virtual := certificate.virtual_station:
+        high = min(high, max(virtual.max_load * certificate.rate / per_s, certified))
+    low = 0.0 if certificate.trusted and not recorded else certified
     trials: tuple[Trial, ...] = ()
     if low * (1 + precision) < high:
-        load, high, trials = _tested(network, low, high, precision, seed, progress)
-    known = SIMULATION
-    if load == low:
-        known = certify(network.with_load(low / 2)).theorem or SIMULATION
-    return MaxLoad(load, high, known, bound, certificate, trials)
-
-
-def _tested(
-    network: "Network",
-    low: float,
-    high: float,
-    precision: float,
-    seed: int,
-    progress: Progress | None,
-) -> tuple[float, float, tuple[Trial, ...]]:
-    """Search between a load stable by theorem, if there is one, and the least that is not."""
-    from penstock.checking.flood_test import flood_test
-
-    if network.ends:
-        raise InputError(RECORDED)
-
-    def judge(load: float, part: Progress) -> Stability:
-        return flood_test(network.with_load(load), precision / 2, seed, None, part, tries=1)
-
-    low, high, trials = _searched(judge, low, high, precision, progress)
+        if recorded:
+            raise InputError(RECORDED)
+        low, high, trials = _searched(judge, low, high, precision, progress)
     if not low:
         raise InputError(
-            f"the network is not stable at {high:g} times this load, far below what its pools "
-            "could carry; mend its policies or orders"
+            f"{name} is not stable at {high:g} {unit}, far below what could be carried; "
+            "mend its policies or orders"
         )
-    return low, high, trials
+    rate = dataclasses.replace(far_below, rate=low, above=high, trials=trials)
+    if low > certified or rate.disagreement:
+        return rate
+    theorem = certificate.theorem or SIMULATION
+    return dataclasses.replace(rate, rate=certified, above=max(high, certified), known=theorem)
 
 
 def _checked_precision(precision: float | None, default: float) -> float:
@@ -454,8 +363,7 @@ def _searched(
 
 def _next(low: float, high: float, trials: Sequence[Trial], precision: float) -> float:
     """Return the rate to try: where drift would be 0, on the unknown side; else the middle."""
-    rate, found = trials[-1]
-    guess = rate * (1 - found.drift)  # so much was served
+    guess = trials[-1].rate * (1 - trials[-1].drift)  # so much was served
     step = math.sqrt(1 + precision)
     for near in (guess / step, guess * step):
         if low < near < high and len(trials) <= _GUIDED:

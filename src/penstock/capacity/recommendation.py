@@ -1,7 +1,7 @@
 """What was found of each candidate, and which of them is recommended."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from penstock.capacity.max_rate import MaxRate
 from penstock.checking.answer import Answer, left_open, longer_run
 from penstock.checking.doubt import Doubt, beyond_rows
 from penstock.checking.targets import TargetAnswer
+from penstock.show.answers import Meaning, Shown, computed, plain_fields
 from penstock.system.server import Server
 from penstock.words import METRICS, NOUNS, duration
 
@@ -32,7 +33,13 @@ class Candidate:
     # The workload's rate if the test said stable there, else 0. A policy that keeps long queues on
     # purpose may leave the test undecided at a lower one.
     shown: float = 0.0
-    targets: tuple[TargetAnswer, ...] = ()
+    targets: Annotated[
+        tuple[TargetAnswer, ...],
+        Meaning(
+            "Each target, and whether it is met.",
+            data=lambda targets: {str(one.target): one.judgement for one in targets},
+        ),
+    ] = ()
     slots: int | None = None  # the max batch size, where it is not the current one
     longer: Answer | None = None  # of the longer run that judged the targets, if there is one
 
@@ -47,12 +54,12 @@ class Candidate:
         """The same in more words."""
         return self.name.replace(" at ", ", token budget ")
 
-    @property
+    @computed()
     def stable_rate(self) -> float:
         """Highest rate known to be stable, requests/s."""
         return max(self.found.rate, self.shown)
 
-    @property
+    @computed()
     def above(self) -> float:
         """Rate at which, or a little above which, it is no longer stable, requests/s."""
         return max(self.found.above, self.stable_rate)
@@ -92,76 +99,90 @@ class Candidate:
             "policy_params": server.policy.settings(server.policy_params),
         }
 
+    @computed()
+    def bound(self) -> float:
+        """Requests/s that no policy exceeds at its token budget."""
+        return self.found.bound
+
+    @computed()
+    def verdict(self) -> str:
+        """Whether it is stable at the workload's own rate."""
+        return self.answer.verdict
+
+    @computed()
+    def refused(self) -> str | None:
+        """Why there is no latency, or None."""
+        return self.answer.latency_refused
+
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         steady = self.answer.latency.as_dict() if self.answer.latency else {}
-        return self.choice() | {
-            "stable_rate": self.stable_rate,
-            "above": self.above,
-            "bound": self.found.bound,
-            "verdict": self.answer.verdict,
-            "latency": steady.get("latency"),
-            "latency_interval": steady.get("intervals"),
-            "refused": self.answer.latency_refused,
-            "targets": {str(one.target): one.judgement for one in self.targets},
-        }
+        latency = {"latency": steady.get("latency"), "latency_interval": steady.get("intervals")}
+        return self.choice() | plain_fields(self) | latency
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Recommendation:
-    """What to use, and what it was chosen from.
+class Recommendation(Shown):
+    """What to use, and what it was chosen from."""
 
-    Attributes
-    ----------
-    rate
-        Requests/s that arrive.
-    objective
-        What decided: ``stable-rate``, or a mean latency.
-    candidates
-        What was simulated, the current server first, then from simple to subtle.
-    recommended
-        One of them.
-    pruned
-        What theory ruled out before.
-    bound
-        Requests/s that no policy exceeds at any of the token budgets looked at.
-    binding
-        The limits that hold the recommended server back: ``token budget``, ``max batch size``,
-        ``batch time`` (only faster batches help), ``KV memory``.
-    warnings
-        What the user should know besides.
-    with_plugin
-        What a policy that is not vLLM's own would bring inside it, through `penstock.vllm_plugin`;
-        a sentence, or None where none is better.
-    overload
-        That no setting that was tried carries the load; a sentence, or None where one does.
-    trade
-        What is faster or carries clearly more where nothing is to change, and its price; a
-        sentence, or None.
-    calibration
-        What is not known of the batch times of the recommended server; None: they are taken as
-        exact.
-    """
+    rate: Annotated[float, Meaning("Requests/s that arrive.")]
+    objective: Annotated[Objective, Meaning("What decided: ``stable-rate``, or a mean latency.")]
+    candidates: Annotated[
+        tuple[Candidate, ...],
+        Meaning("What was simulated, the current server first, then from simple to subtle."),
+    ]
+    recommended: Annotated[
+        Candidate, Meaning("One of them; in JSON what to set.", data=Candidate.choice)
+    ]
+    pruned: Annotated[tuple[Pruned, ...], Meaning("What theory ruled out before.")]
+    bound: Annotated[
+        float,
+        Meaning("Requests/s that no policy exceeds at any of the token budgets looked at."),
+    ]
+    binding: Annotated[
+        tuple[str, ...],
+        Meaning(
+            "The limits that hold the recommended server back: ``token budget``, ``max batch "
+            "size``, ``batch time`` (only faster batches help), ``KV memory``."
+        ),
+    ]
+    warnings: Annotated[tuple[str, ...], Meaning("What the user should know besides.", key=None)]
+    with_plugin: Annotated[
+        str | None,
+        Meaning(
+            "What a policy that is not vLLM's own would bring inside it, through "
+            "`penstock.vllm_plugin`; a sentence, or None where none is better."
+        ),
+    ] = None
+    overload: Annotated[
+        str | None,
+        Meaning(
+            "That no setting that was tried carries the load; a sentence, or None where one does.",
+            key=None,
+        ),
+    ] = None
+    trade: Annotated[
+        str | None,
+        Meaning(
+            "What is faster or carries clearly more where nothing is to change, and its price; a "
+            "sentence, or None.",
+            key=None,
+        ),
+    ] = None
+    calibration: Annotated[
+        Doubt | None,
+        Meaning(
+            "What is not known of the batch times of the recommended server; None: they are taken "
+            "as exact."
+        ),
+    ] = None
 
-    rate: float
-    objective: Objective
-    candidates: tuple[Candidate, ...]
-    recommended: Candidate
-    pruned: tuple[Pruned, ...]
-    bound: float
-    binding: tuple[str, ...]
-    warnings: tuple[str, ...]
-    with_plugin: str | None = None
-    overload: str | None = None
-    trade: str | None = None
-    calibration: Doubt | None = None
-
-    @property
+    @computed()
     def current(self) -> Candidate:
         """What serves now."""
         return self.candidates[0]
 
-    @property
+    @computed()
     def change(self) -> bool:
         """Whether there is something to change."""
         return self.recommended is not self.current
@@ -197,14 +218,14 @@ class Recommendation:
             "times.",
         ]
 
-    @property
+    @computed()
     def gains(self) -> dict[str, float | None]:
         """Share by which the stable rate rises, and by which each mean latency falls; None where
         one is refused.
         """
         return gains_of(self.current, self.recommended)
 
-    @property
+    @computed()
     def reason(self) -> str:
         """One sentence: what decided, the price, and what holds the recommended server back."""
         price = f"; the price is {self.price}" if self.price else ""
@@ -285,29 +306,11 @@ class Recommendation:
         as_now = "" if self.change else ", as now"
         return f"{said}; nearest is {new.what}{as_now}: {', '.join(values)}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form of ``recommend``."""
-        return {
-            "current": self.current.as_dict(),
-            "recommended": self.recommended.choice(),
-            "change": self.change,
-            "reason": self.reason,
-            "objective": self.objective,
-            "rate": self.rate,
-            "candidates": [candidate.as_dict() for candidate in self.candidates],
-            "pruned": [pruned._asdict() for pruned in self.pruned],
-            "bound": self.bound,
-            "binding": list(self.binding),
-            "gains": self.gains,
-            "with_plugin": self.with_plugin,
-            "calibration": self.calibration and self.calibration.as_dict(),
-            "warnings": [
-                *self.doubts,
-                *filter(None, (self.overload, self.trade)),
-                *self.current.answer.front,
-                *self.warnings,
-            ],
-        }
+    @computed(key="warnings")
+    def _all_warnings(self) -> list[str]:
+        """What to know."""
+        said = filter(None, (self.overload, self.trade))
+        return [*self.doubts, *said, *self.current.answer.front, *self.warnings]
 
 
 def gains_of(old: Candidate, new: Candidate) -> dict[str, float | None]:

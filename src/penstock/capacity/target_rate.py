@@ -2,19 +2,19 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
-from penstock.checking.batch_means import GAP_SECTIONS
-from penstock.checking.check_network import refuse_between_calls
-from penstock.checking.enough_requests import MOST_TIMES_LONGER, estimate, until_known
+from penstock.checking.check_network import JobsAsked
+from penstock.checking.enough_requests import estimate
 from penstock.checking.goodput import goodput
 from penstock.checking.latency import SteadyState, judged
 from penstock.checking.recordings import recording_notes
 from penstock.checking.targets import Estimate, Judgement, Target, TargetAnswer
 from penstock.errors import InputError
+from penstock.show.answers import Meaning, Shown, computed
+from penstock.show.page import Section
 from penstock.simulation.progress import Progress
 from penstock.simulation.run import Run
-from penstock.simulation.simulate import RunOptions, run_network
 from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
 from penstock.theory.certify import certify
@@ -26,23 +26,28 @@ if TYPE_CHECKING:
 REQUESTS = 20_000
 """Requests, or jobs, of the first run at a rate, where neither a recording nor the user says."""
 
+_HELD = Section("Targets")
 _ALONE = 1e-3  # of the stable rate: there each request is served alone
 _CONFIDENCE = 0.95
 
 
-class TargetTrial(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class TargetTrial:
     """A rate that was tried, and what simulation says there."""
 
-    rate: float
-    answers: Mapping[str, TargetAnswer]  # by target, in a network with its stage or workflow
-    goodput: Estimate
+    rate: Annotated[float, Meaning("Requests/s, or times the load.")]
+    answers: Annotated[
+        Mapping[str, TargetAnswer],
+        Meaning("By target, in a network with its stage or workflow.", key="targets"),
+    ]
+    goodput: Annotated[Estimate, Meaning("Share of the requests, or jobs, within all limits.")]
 
     @property
     def worst(self) -> str:
         """Which target is furthest from being met, and so decides."""
         return max(self.answers, key=lambda name: self.answers[name].excess)
 
-    @property
+    @computed(key="answer")
     def judgement(self) -> Judgement:
         """What is said of all targets together."""
         return self.answers[self.worst].judgement
@@ -52,52 +57,42 @@ Judge = Callable[[float, Progress], TargetTrial]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TargetRate:
-    """Up to which rate latency targets hold: requests/s, or of a network times its load.
+class TargetRate(Shown):
+    """Up to which rate latency targets hold: requests/s, or of a network times its load."""
 
-    Attributes
-    ----------
-    rate
-        Highest rate tried at which all targets are known to be met; 0: not even without load.
-    missed
-        Lowest rate above it at which one is known to be missed, or, where there is none, that is
-        not known to be stable. Between the two simulation leaves it open.
-    binding
-        The target that is missed there, or ``stability``.
-    goodput
-        Share of the requests, or jobs, within all limits at ``rate``.
-    goodput_rate
-        So many requests, or jobs, a second.
-    trials
-        The rates tried, in order.
-    """
-
-    rate: float
-    missed: float
-    binding: str
-    goodput: Estimate
-    goodput_rate: float
-    trials: tuple[TargetTrial, ...] = dataclasses.field(repr=False)
+    rate: Annotated[
+        float,
+        Meaning(
+            "Highest rate tried at which all targets are known to be met; 0: not even without "
+            "load.",
+            _HELD,
+            "Met up to",
+        ),
+    ]
+    missed: Annotated[
+        float,
+        Meaning(
+            "Lowest rate above it at which one is known to be missed, or, where there is none, "
+            "that is not known to be stable. Between the two simulation leaves it open.",
+            _HELD,
+            "Not at",
+        ),
+    ]
+    binding: Annotated[
+        str, Meaning("The target that is missed there, or ``stability``.", _HELD, "Limit")
+    ]
+    goodput: Annotated[
+        Estimate, Meaning("Share of the requests, or jobs, within all limits at ``rate``.")
+    ]
+    goodput_rate: Annotated[float, Meaning("So many requests or jobs a second.", _HELD, "Goodput")]
+    trials: Annotated[tuple[TargetTrial, ...], Meaning("The rates tried, in order.")] = (
+        dataclasses.field(repr=False)
+    )
 
     @property
     def limits(self) -> str:
         """The targets in words."""
         return " and ".join({str(answer.target): 0 for answer in self.trials[0].answers.values()})
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        names = ("rate", "missed", "binding", "goodput_rate")
-        trials = [
-            {
-                "rate": one.rate,
-                "answer": one.judgement,
-                "goodput": one.goodput.as_dict(),
-                "targets": {name: answer.as_dict() for name, answer in one.answers.items()},
-            }
-            for one in self.trials
-        ]
-        said = {name: getattr(self, name) for name in names}
-        return said | {"goodput": self.goodput.as_dict(), "trials": trials}
 
 
 def target_rate(
@@ -173,21 +168,13 @@ def judge_of_network(
 ) -> Judge:
     """Return what judges a network at a load: the worst stage or workflow counts."""
     pools = certify(network).pools
-    refuse_between_calls(network, targets)
     fullest = min(pool.max_load for pool in pools)
 
     def judge(load: float, part: Progress) -> TargetTrial:
         loads = [load / stable * fullest / pool.max_load for pool in pools]
-        offered = network.with_load(load)
-
-        def simulated(size: int, share: Progress) -> Run:
-            options = RunOptions(drain=True, progress=share)
-            return run_network(offered, size, seed, options, gap_sections=GAP_SECTIONS)
-
-        run, steady = until_known(
-            simulated, jobs, MOST_TIMES_LONGER * jobs, targets,
-            loads if network.reuse_is_certain else None, confidence=_CONFIDENCE, progress=part,
-        )  # fmt: skip
+        asked = JobsAsked(network.with_load(load), jobs, None, seed, targets)
+        run, steady = asked.simulated(loads if network.reuse_is_certain else None, True, part)
+        assert steady is not None
         return _trial(load, targets, run, steady)
 
     return judge

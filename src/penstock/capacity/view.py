@@ -1,19 +1,15 @@
 """Regions, highest rates and recommendations as pages."""
 
+import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-from penstock.capacity.heads import (
-    head_of_loads,
-    head_of_rates,
-    head_of_recommendation,
-    head_of_region,
-)
-from penstock.capacity.max_rate import MaxLoad, MaxRate
+from penstock.capacity.heads import head_of_rates, head_of_recommendation, head_of_region
+from penstock.capacity.max_rate import MaxRate
 from penstock.capacity.recommendation import Candidate, Recommendation
-from penstock.checking.doubt import known_within
+from penstock.capacity.region import LoadInRegion
+from penstock.capacity.side_by_side import MaxRates
 from penstock.checking.figures import region_figure
-from penstock.checking.view_network import network_heading
 from penstock.checking.view_parts import (
     contradictions,
     heading_of_server,
@@ -21,40 +17,35 @@ from penstock.checking.view_parts import (
     with_interval,
 )
 from penstock.scenario.scenario import Scenario
+from penstock.show.answers import cell, page_of, table
 from penstock.show.page import MOST_LINES, Fact, Page, Section, Table
 from penstock.system.prefix_cache import front_notes
-from penstock.system.server import Server
-from penstock.theory.ends import Ends
 from penstock.theory.operating_point import OperatingPoint
 from penstock.words import METRICS, seconds
 
 
-def region_page(point: OperatingPoint, scenario: Scenario) -> Page:
+@page_of.register
+def region_page(answer: LoadInRegion, scenario: Scenario) -> Page:
     """Show the region's corners, where the load lies, and what holds it back."""
+    point = answer.point
     policy = scenario.server.policy.name
     corners = [(f"{x:,.1f}", f"{y:,.1f}") for x, y in point.region.vertices[1:]]
-    mix = [
-        (
-            f"{use.prefill_tokens:,}",
-            f"{use.decode_tokens:,}",
-            f"{use.prefill_requests:,}",
-            f"{use.share:.1%}",
-        )
-        for use in point.optimum.mix
-    ]
-    mixed = (
-        "Most prompts: requests in prefill that a batch needs room for. Other batches may do as "
-        "well."
+    mix = Table.of(
+        {
+            "Prefill tokens": lambda use: f"{use.prefill_tokens:,}",
+            "Decode tokens": lambda use: f"{use.decode_tokens:,}",
+            "Most prompts": lambda use: f"{use.prefill_requests:,}",
+            "Share of time": lambda use: f"{use.share:.1%}",
+        },
+        point.optimum.mix,
+        caption="Most prompts: requests in prefill that a batch needs room for. Other batches may "
+        "do as well.",
     )
-
     own = {} if point.own is None else {policy: point.own}
     return Page(
         title=scenario.name,
         heading=heading_of_server(scenario.workload, scenario.server, policy),
-        notes=[
-            *known_within((scenario.workload, scenario.server)),
-            *front_notes(scenario.workload, scenario.server),
-        ],
+        notes=answer.warnings,
         head=head_of_region(point, scenario),
         why="limits and assumptions",
         rest="corners and best batches",
@@ -64,16 +55,7 @@ def region_page(point: OperatingPoint, scenario: Scenario) -> Page:
                 "Corners of the region",
                 tables=[Table(("Prefill tokens/s", "Decode tokens/s"), corners)],
             ),
-            Section(
-                "Batches that carry the most along the load's ray",
-                tables=[
-                    Table(
-                        ("Prefill tokens", "Decode tokens", "Most prompts", "Share of time"),
-                        mix,
-                        mixed,
-                    )
-                ],
-            ),
+            Section("Batches that carry the most along the load's ray", tables=[mix]),
             Section(
                 "Stability region",
                 figures=lambda: [region_figure(point.region, point=point.point, own=own)],
@@ -96,66 +78,53 @@ def _load_facts(point: OperatingPoint) -> list[Fact]:
     ]
 
 
-def max_rate_page(
-    rates: Mapping[str, MaxRate],
-    scenario: Scenario,
-    servers: Mapping[str, Server],
-    notes: Sequence[str],
-    notices: Sequence[str],
-) -> Page:
-    """Show each policy's highest stable rate beside its bound, after notes on KV memory."""
-    rows = [
-        (*_highest(name, rate.rate, rate, rate.certificate.certified_rate), rate.known)
-        for name, rate in rates.items()
-    ]
-    caption = (
-        "Requests/s. Up to 'certified to' a theorem says stable; above 'any policy' none is "
-        "stable; between them the same requests were simulated at each rate. 'Share' is 'stable "
-        "up to' over 'any policy'."
-    )
-    policies = f"{len(rates)} policies" if len(rates) > 1 else next(iter(rates))
-    table = Table(("Policy", *_HIGHEST, "Known by"), rows, caption, spare=("Share", "Known by"))
+@page_of.register
+def max_rates_page(answer: MaxRates, scenario: Scenario, what: str = "Policy") -> Page:
+    """Show the highest stable rates or loads, by what varies, each beside its bound."""
+    rates = answer.rates
+    names = f"{len(rates)} policies" if len(rates) > 1 else next(iter(rates))
+    if scenario.is_network:
+        from penstock.checking.view_network import network_heading  # servers need not wait for it
+
+        heading, unit = network_heading(scenario.network), "Times"
+        caption = (
+            "In times this load, that is all arrival rates as the scenario has them. Above 'any "
+            "policy' none is stable; up to 'certified to' a theorem says stable; between them "
+            "floods were simulated, of the same jobs at each load."
+        )
+    else:
+        what, unit = "Policy", "Requests/s"
+        heading = heading_of_server(scenario.workload, scenario.server, names)
+        caption = (
+            "Requests/s. Up to 'certified to' a theorem says stable; above 'any policy' none is "
+            "stable; between them the same requests were simulated at each rate. 'Share' is "
+            "'stable up to' over 'any policy'."
+        )
+    columns = "rate above bound share certified known"
+    highest = table(list(rates.values()), caption, order=columns).named(what, rates)
+    tried = _tried(rates, unit)
     return Page(
         title=scenario.name,
-        heading=heading_of_server(scenario.workload, scenario.server, policies),
-        head=head_of_rates(rates, scenario, servers),
-        why=_BEHIND,
-        rest=_TRIED if any(one.trials or one.targets for one in rates.values()) else "",
-        notes=notes,
+        heading=heading,
+        head=head_of_rates(answer, scenario),
+        why="limits and assumptions",
+        rest="every rate that was tried" if tried else "",
+        notes=answer.notes,
         verdicts=contradictions(rates),
-        sections=[
-            Section("", tables=[table], notes=notices, why=True),
-            *_tried(rates, "Requests/s"),
-        ],
+        sections=[Section("", tables=[highest], notes=answer.notices, why=True), *tried],
     )
 
 
-def within_ends(found: MaxRate | MaxLoad) -> list[str]:
-    """Say between what the highest rate or load lies, where batch times are not exact."""
-    ends: Ends[MaxRate] | Ends[MaxLoad] | None = found.ends
-    if ends is None:
-        return []
-    low, high = (
-        end.rate if isinstance(end, MaxRate) else end.load for end in (ends.slow, ends.fast)
-    )
-    unit = "requests/s" if isinstance(found, MaxRate) else "times this load"
-    return [
-        f"As far as batch times are known, it is stable up to {low:,.4g} to {high:,.4g} {unit}, "
-        f"and no policy carries more than {ends.slow.bound:,.4g} to {ends.fast.bound:,.4g} "
-        f"({ends.origin}). Below are the middle batch times."
-    ]
-
-
-def _tried(found: Mapping[str, MaxRate] | Mapping[str, MaxLoad], unit: str) -> list[Section]:
+def _tried(rates: Mapping[str, MaxRate], unit: str) -> list[Section]:
     """Lay out what was simulated, in order."""
-    rows: list[tuple[str, ...]] = [
-        (name, f"{trial.rate:,.5g}", trial.stability.verdict, f"{trial.stability.drift:+.3f}")
-        for name, search in found.items()
+    rows = [
+        (name, f"{trial.rate:,.5g}", trial.verdict, f"{trial.drift:+.3f}")
+        for name, search in rates.items()
         for trial in search.trials
     ]
     rows += [
         (name, f"{one.rate:,.5g}", one.judgement, f"{one.worst}: {one.answers[one.worst].value}")
-        for name, search in found.items()
+        for name, search in rates.items()
         for one in (search.targets.trials if search.targets else ())
     ]
     if not rows:
@@ -163,58 +132,12 @@ def _tried(found: Mapping[str, MaxRate] | Mapping[str, MaxLoad], unit: str) -> l
     caption = (
         "Drift: share of the arriving work by which a large backlog grows; below 0 it shrinks."
     )
-    drift = "Drift" if not any(one.targets for one in found.values()) else "Drift, or what decides"
-    table = Table(("", unit, "Test", drift), rows, caption)
-    return [Section("What was simulated", tables=[table])]
+    drift = "Drift, or what decides" if any(one.targets for one in rates.values()) else "Drift"
+    tried = Table(("", unit, "Test", drift), rows, caption)
+    return [Section("What was simulated", tables=[tried])]
 
 
-_BEHIND = "limits and assumptions"
-_TRIED = "every rate that was tried"
-_HIGHEST = ("Stable up to", "Not at", "Any policy", "Share", "Certified to")
-
-
-def _highest(
-    name: str, value: float, search: MaxRate | MaxLoad, certified: float | None
-) -> tuple[str, ...]:
-    """Return the row of the highest stable rate or load, beside its bound."""
-    return (
-        name,
-        f"{value:,.4g}",
-        f"{search.above:,.4g}",
-        f"{search.bound:,.4g}",
-        f"{search.share:.1%}",
-        "-" if certified is None else f"{certified:,.4g}",
-    )
-
-
-def max_load_page(
-    loads: Mapping[str, MaxLoad],
-    scenario: Scenario,
-    what: str,
-    notes: Sequence[str],
-) -> Page:
-    """Show a network's highest stable load, as it is or by what varies, beside its bound."""
-    rows = [
-        (*_highest(name, load.load, load, load.certified_load), load.known)
-        for name, load in loads.items()
-    ]
-    caption = (
-        "In times this load, that is all arrival rates as the scenario has them. Above 'any "
-        "policy' none is stable; up to 'certified to' a theorem says stable; between them floods "
-        "were simulated, of the same jobs at each load."
-    )
-    table = Table((what, *_HIGHEST, "Known by"), rows, caption, spare=("Known by", "Share"))
-    return Page(
-        title=scenario.name,
-        heading=network_heading(scenario.network),
-        head=head_of_loads(loads, scenario),
-        why=_BEHIND,
-        rest=_TRIED if any(one.trials or one.targets for one in loads.values()) else "",
-        verdicts=contradictions(loads),
-        sections=[Section("", tables=[table], notes=notes, why=True), *_tried(loads, "Times")],
-    )
-
-
+@page_of.register
 def recommend_page(recommendation: Recommendation, scenario: Scenario) -> Page:
     """Show what to use, what that gains, and what else was looked at."""
     server = scenario.server
@@ -270,15 +193,17 @@ def _in_words(gain: float) -> str:
 
 
 def _candidates(recommendation: Recommendation) -> Section:
-    columns = (
-        "  Policy", "Budget", "Max batch", "Stable", "TTFT", "TTFT p99", "TBT", "TBT p99", "E2E",
-        "E2E p99",
-    )  # fmt: skip
+    best = recommendation.recommended
+    cells: dict[str, Callable[[Candidate], str]] = {
+        "  Policy": lambda one: f"{'> ' if one is best else '  '}{one.server.policy.name}",
+        "Budget": lambda one: f"{one.server.token_budget:,}",
+        "Max batch": lambda one: cell(one.server.max_batch_size, "{:,}".format),
+        "Stable": lambda one: f"{one.stable_rate:,.4g}",
+    }
+    for metric, of in itertools.product(METRICS, ("mean", "p99")):
+        name = metric[:-2].upper() + (" p99" if of == "p99" else "")
+        cells[name] = functools.partial(_latency, metric, of)
     candidates = recommendation.candidates
-    best = candidates.index(recommendation.recommended)
-    rows = [
-        _candidate(one, "> " if index == best else "  ") for index, one in enumerate(candidates)
-    ]
     caption = (
         "The same requests for all; the first is the current one, > is the recommended one. No "
         "policy exceeds "
@@ -290,26 +215,15 @@ def _candidates(recommendation: Recommendation) -> Section:
         names = ", ".join(recommendation.only_with_plugin)
         caption += f" Only with the plugin, penstock.vllm_plugin: {names}."
     spoken = f"Stable rate (requests/s), and latency (s) at {recommendation.rate:,.4g} requests/s."
-    table = Table(columns, rows, caption, strong=[best], spare=("E2E p99", "TBT p99", "TTFT p99"))
-    return Section("What was simulated", [spoken], tables=[table])
+    strong, spare = [candidates.index(best)], ("E2E p99", "TBT p99", "TTFT p99")
+    rows = Table.of(cells, candidates, caption=caption, strong=strong, spare=spare)
+    return Section("What was simulated", [spoken], tables=[rows])
 
 
-def _candidate(candidate: Candidate, mark: str) -> tuple[str, ...]:
-    server, latency = candidate.server, candidate.answer.latency
-    values = ["refused", *[""] * (2 * len(METRICS) - 1)]
-    if latency:
-        values = [
-            seconds(latency.estimates[metric][of].value)
-            for metric in METRICS
-            for of in ("mean", "p99")
-        ]
-    return (
-        f"{mark}{server.policy.name}",
-        f"{server.token_budget:,}",
-        "-" if server.max_batch_size is None else f"{server.max_batch_size:,}",
-        f"{candidate.stable_rate:,.4g}",
-        *values,
-    )
+def _latency(metric: str, of: str, candidate: Candidate) -> str:
+    if candidate.answer.latency is None:
+        return "refused" if (metric, of) == ("ttft_s", "mean") else ""
+    return seconds(candidate.answer.latency.estimates[metric][of].value)
 
 
 def _pruned(recommendation: Recommendation) -> Table:

@@ -135,7 +135,7 @@ def doubt_of(
     system: "System", seed: int | None = None, resolution: float | None = None
 ) -> Doubt | None:
     """Return what is not known of a system's batch times; None where they are taken as exact."""
-    known = _ends(system)
+    known = ends_of(system)
     if known is None:
         return None
     ends, *certificates = known
@@ -163,14 +163,14 @@ def doubt_of(
 
 def reach_of(system: "System") -> Reach | None:
     """Return between which loads a system lies; None where its batch times are taken as exact."""
-    known = _ends(system)
+    known = ends_of(system)
     if known is None:
         return None
     ends, *certificates = known
     return _reach(ends.origin, *certificates)
 
 
-def _ends(system: "System") -> "_Known | None":
+def ends_of(system: "System") -> "_Known | None":
     """Return the slow and the fast end of a system, and what theory says of both."""
     if not isinstance(system, tuple):
         return _ends_of_network(system)

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from penstock.checking.doubt import Reach, reach_of
 from penstock.checking.recordings import recording_notes
 from penstock.show.page import Line
+from penstock.system.kinds import System
 from penstock.system.network import Network
+from penstock.system.pool import Pool
 from penstock.system.prefix_cache import doubts_of, network_doubts
 from penstock.system.server import Server
 from penstock.theory.certificate import SPIRAL, VIRTUAL, Certificate
@@ -28,14 +30,28 @@ _CLOSE = 0.01  # to a limit, where whole percents say too little
 SAME = 0.01  # share by which a certified rate may lie below the limit of all schedulers
 
 
-def asked_of_server(
+def asked_of(
     name: str,
-    workload: Workload,
-    server: Server,
+    system: System,
     hardware: Mapping[str, str] | None = None,
     policies: int = 1,
-) -> Line:
-    """Say what arrives at a server, and what serves it; of several policies, how many there are."""
+    doubts: Sequence[str] = (),
+) -> list[Line]:
+    """Say what arrives and what serves it, and what to doubt of that; of several policies, how many
+    there are.
+    """
+    if isinstance(system, tuple):
+        asked = _asked_of_server(*system, (hardware or {}).get("server"), policies)
+        doubts = [*doubts_of(*system), *doubts]
+    else:
+        serving = [_pool(*pool, (hardware or {}).get(pool[0])) for pool in system.pools.items()]
+        asked = f"{_arriving(system)} on {_few(serving, 3)}"
+        doubts = [*network_doubts(system), *doubts]
+    mind = [Line("Mind", " ".join(doubts))] if doubts else []
+    return [Line(name, asked), *mind]
+
+
+def _asked_of_server(workload: Workload, server: Server, name: str | None, policies: int) -> str:
     parts = [server.policy.name if policies == 1 else f"{policies} policies"]
     parts.append(f"token budget {server.token_budget:,}")
     if server.max_batch_size is not None:
@@ -43,26 +59,19 @@ def asked_of_server(
     if server.memory is not None:
         estimated = " (estimated)" if server.memory.estimated else ""
         parts.append(f"KV memory of {server.memory.tokens:,} tokens{estimated}")
-    name_of_it = (hardware or {}).get("server")
-    on = f" {'to' if workload.has_rate else 'on'} {name_of_it}" if name_of_it else ""
-    return Line(name, f"{workload.pace}{on}; {', '.join(parts)}")
+    on = f" {'to' if workload.has_rate else 'on'} {name}" if name else ""
+    return f"{workload.pace}{on}; {', '.join(parts)}"
 
 
-def asked_of_network(
-    name: str, network: Network, hardware: Mapping[str, str] | None = None
-) -> Line:
-    """Say what arrives at a network, and which pools serve it."""
-    serving = []
-    for pool_name, pool in network.pools.items():
-        parts = [f"{pool.replicas} x"] if pool.replicas > 1 else []
-        parts += [on] if (on := (hardware or {}).get(pool_name)) else []
-        parts = [" ".join(parts), *dict.fromkeys(one.policy.name for one, _ in pool.servers)]
-        if pool.replicas > 1:
-            parts.append(f"router {pool.router.name}")
-        if pool.order_name != "fcfs":
-            parts.append(f"order {pool.order_name}")
-        serving.append(f"{pool_name} ({', '.join(filter(None, parts))})")
-    return Line(name, f"{_arriving(network)} on {_few(serving, 3)}")
+def _pool(name: str, pool: Pool, hardware: str | None) -> str:
+    replicas = f"{pool.replicas} x" if pool.replicas > 1 else ""
+    parts = [" ".join(filter(None, (replicas, hardware)))]
+    parts += dict.fromkeys(one.policy.name for one, _ in pool.servers)
+    if pool.replicas > 1:
+        parts.append(f"router {pool.router.name}")
+    if pool.order_name != "fcfs":
+        parts.append(f"order {pool.order_name}")
+    return f"{name} ({', '.join(filter(None, parts))})"
 
 
 def _arriving(network: Network, times: float = 1.0) -> str:
@@ -86,33 +95,27 @@ def _is_a_request(workflow: Workflow | Sessions) -> bool:
 
 def first_lines(
     name: str,
-    system: Network | tuple[Workload, Server],
+    system: System,
     certificate: Certificate | None,
     hardware: Mapping[str, str] | None = None,
 ) -> list[Line]:
     """Say what arrives and what serves it, what to doubt of that, and what a theorem says of it."""
     # None: nothing that theory speaks of, for it has no rate.
-    if isinstance(system, Network):
-        assert certificate is not None
-        return _first_lines_of_network(name, system, certificate, hardware)
-    workload, server = system
-    asked = asked_of_server(name, workload, server, hardware)
+    workload = system[0] if isinstance(system, tuple) else None
     if certificate is None:
-        lines = [asked, *doubted(doubts_of(workload, server))]
+        lines = asked_of(name, system, hardware)
         if isinstance(workload, ClosedLoop):
             lines.append(Line("stable", sentence(stable_because(workload.clients)), judges=True))
         return lines
+    recorded = recording_notes(workload, certificate)[0] if workload else []
     limit = f"{certificate.max_rate:,.4g} requests/s"
-    load = workload.rate / certificate.max_rate
-    certified = (certificate.certified_rate or 0.0) / certificate.max_rate
-    uncached = certificate.rho_without_cache
-    reach = reach_of((workload, server))
-    doubts = [*doubts_of(workload, server), *recording_notes(workload, certificate)[0]]
-    return [
-        asked,
-        *doubted(doubts),
-        _proved(certificate, load, uncached, reach, limit, certified),
-    ]
+    if not isinstance(system, tuple):
+        at = f" at pool {certificate.bottleneck.name}" if len(certificate.pools) > 1 else ""
+        limit = f"{certificate.max_load:,.3g} times this load{at}"
+    line = _proved(certificate, reach_of(system), limit)
+    if certificate.theorem in (VIRTUAL, SPIRAL) and not isinstance(system, tuple):
+        line = _order_fails(certificate, system)
+    return [*asked_of(name, system, hardware, doubts=recorded), line]
 
 
 def stable_because(clients: int) -> str:
@@ -123,61 +126,34 @@ def stable_because(clients: int) -> str:
     )
 
 
-def doubted(doubts: Sequence[str]) -> list[Line]:
-    """Say what to doubt of a recording, if anything."""
-    return [Line("Mind", " ".join(doubts))] if doubts else []
+def _order_fails(certificate: Certificate, network: Network) -> Line:
+    """Say from where on a priority order fails."""
+    fullest, virtual = certificate.bottleneck, certificate.virtual_station
+    above = ""
+    if virtual:
+        rates = _arriving(network, virtual.max_load)
+        above = f" above {rates} ({virtual.max_load:.3g} times this load)"
+    orders = " with ".join(dict.fromkeys(pool.order_name for pool in network.pools.values()))
+    text = (
+        f"Order {orders} fails{above}, though no pool is overloaded: the fullest, "
+        f"{fullest.name}, is at {share_of(1 / certificate.max_load)}. Proved: "
+        f"{certificate.theorem}."
+    )
+    return Line("unstable", text, judges=True)
 
 
-def _first_lines_of_network(
-    name: str,
-    network: Network,
-    certificate: Certificate,
-    hardware: Mapping[str, str] | None = None,
-) -> list[Line]:
-    """Say what arrives at a network, and what a theorem says of it."""
-    fullest = certificate.bottleneck
-    at = f" at pool {fullest.name}" if len(network.pools) > 1 else ""
-    limit = f"{certificate.max_load:,.3g} times this load{at}"
-    certified = (certificate.certified_load or 0.0) / certificate.max_load
-    reach = reach_of(network)
+def _proved(certificate: Certificate, reach: Reach | None, limit: str) -> Line:
+    """Say how much of its limit is asked for, and what theory says."""
+    load = 1 / certificate.max_load
     uncached = max(pool.rho_without_cache or 0.0 for pool in certificate.pools)
-    line = _proved(certificate, 1 / certificate.max_load, uncached, reach, limit, certified)
-    if certificate.theorem in (VIRTUAL, SPIRAL):
-        virtual = certificate.virtual_station
-        above = ""
-        if virtual:
-            rates = _arriving(network, virtual.max_load)
-            above = f" above {rates} ({virtual.max_load:.3g} times this load)"
-        orders = " with ".join(dict.fromkeys(pool.order_name for pool in network.pools.values()))
-        text = (
-            f"Order {orders} fails{above}, though no pool is overloaded: the fullest, "
-            f"{fullest.name}, is at {share_of(1 / certificate.max_load)}. Proved: "
-            f"{certificate.theorem}."
-        )
-        line = Line("unstable", text, judges=True)
-    asked = asked_of_network(name, network, hardware)
-    return [asked, *doubted(network_doubts(network)), line]
-
-
-def _proved(
-    certificate: Certificate,
-    load: float,
-    uncached: float | None,
-    reach: Reach | None,
-    limit: str,
-    certified: float,
-) -> Line:
-    """Say how much of its limit is asked for, and what theory says.
-
-    ``uncached`` is the load if a prefix cache finds nothing, ``certified`` a share of the limit.
-    """
+    certified = (certificate.certified_load or 0.0) * load
     used, middle = share_of(load), ""
     if reach is not None:
         low, high = map(share_of, reach.load)
         used += f" ({low} to {high} as far as batch times are known)"
         middle = MIDDLE
     text = f"{used} of the most that any scheduler can carry (limit {limit})"
-    if uncached is not None and uncached > load:
+    if uncached > load:
         text += f" if prefix caches keep everything, {share_of(uncached)} if nothing"
     if certificate.verdict == "unknown":
         return Line("Load", f"{text}. {_unproved(certificate.hypotheses)}")

@@ -4,26 +4,16 @@ what must not be missed, and what it all rests on.
 
 from collections.abc import Mapping, Sequence
 
-from penstock.checking.answer import (
-    Answer,
-    left_open,
-    longer_run,
-    most_requests,
-)
+from penstock.checking.answer import MOST_JOBS, Answer, left_open, longer_run, most_requests
 from penstock.checking.batch_means import Statistics, enough_for_bursts
 from penstock.checking.closed_loop import ClosedAnswer
 from penstock.checking.doubt import Interval
-from penstock.checking.head import (
-    BECAUSE,
-    LATENCIES,
-    MOST_NAMED,
-    first_lines,
-    share_of,
-)
+from penstock.checking.head import BECAUSE, LATENCIES, MOST_NAMED, first_lines, share_of
 from penstock.checking.targets import TargetAnswer
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import MOST_LINES, Line
 from penstock.simulation.run import Run
+from penstock.system.kinds import System
 from penstock.theory.certificate import Certificate
 from penstock.theory.ends import known_of
 from penstock.words import counted, duration, sentence
@@ -37,49 +27,53 @@ BEHIND_ALL = "every statistic with its interval"
 
 def head_of_answer(answer: Answer, scenario: Scenario | None) -> list[Line]:
     """Return all lines of an answer."""
-    name, file = (scenario.name, scenario.file) if scenario else ("check", "SCENARIO")
-    hardware = scenario.hardware if scenario else {}
-    lines = first_lines(name, answer.system, answer.certificate, hardware)
+    lines = [*_first_lines(answer.system, answer.certificate, scenario)]
     lines += [*_of_test(answer), *_of_targets(answer)]
     mind, rests_on = _to_mind(answer), _rests_on(answer, scenario)
     if answer.latency_refused:
-        step = answer.next_step(file)
+        step = answer.next_step(scenario.file if scenario else "SCENARIO")
         last = [Line("Next", sentence(step))] if step else []
         return [*lines, *mind, *last, *rests_on][:MOST_LINES]
-    if answer.latency is None:
-        return _fitted(lines, latency_of_run(answer.run), mind, rests_on, "")
     of = answer.latency
-    shown = {metric: places for metric in LATENCIES if (places := of.places(metric))}
-    texts = {LATENCIES[metric]: _worst(places) for metric, places in shown.items()}
-    enough: int | None = None
+    if of is None:
+        return _fitted(lines, latency_of_run(answer.run), mind, rests_on)
+    shown = {label: places for m, label in LATENCIES.items() if (places := of.places(m))}
+    texts = {label: _worst(places) for label, places in shown.items()}
+    longer = ""
     if not of.too_short:  # else another length would do
         every = {
-            f"{at} {metric}": s for metric, places in shown.items() for at, s in places.items()
+            f"{at} {label}": {which: known[which] for which in ("mean", "p99") if which in known}
+            for label, places in shown.items()
+            for at, known in places.items()
         }
-        enough = enough_for_bursts(_shown(every), of.confidence, of.jobs)
-    if enough is None or (not answer.is_network and enough > most_requests(answer.workload)):
-        return _fitted(lines, texts, mind, rests_on, "")
-    return _fitted(lines, texts, mind, rests_on, f"--{answer.unit} {enough}")
+        enough = enough_for_bursts(every, of.confidence, of.jobs)
+        most = MOST_JOBS if answer.is_network else most_requests(answer.workload)
+        longer = f"--{answer.unit} {enough}" if enough is not None and enough <= most else ""
+    return _fitted(lines, texts, mind, rests_on, longer)
 
 
 def head_of_clients(answer: ClosedAnswer, scenario: Scenario | None) -> list[Line]:
     """Return all lines of the answer for a closed loop."""
-    name, file = (scenario.name, scenario.file) if scenario else ("check", "SCENARIO")
-    hardware = scenario.hardware if scenario else {}
-    lines = first_lines(name, (answer.workload, answer.server), None, hardware)
+    lines = _first_lines((answer.workload, answer.server), None, scenario)
     if answer.targets:
         word, said = said_of_targets(answer.targets)
-        step = answer.next_step(file)
+        step = answer.next_step(scenario.file if scenario else "SCENARIO")
         lines.append(Line(word, f"{'; '.join([*said, step] if step else said)}.", judges=True))
+    lines.append(Line("Carries", _carried(answer)))
     of = answer.latency
     texts = {label: _latency(of.estimates[metric]) for metric, label in LATENCIES.items()}
-    doubts = _lost(answer.run)
-    doubts += of.notices[-1:] if of.too_short else ()
-    mind = [Line("Mind", sentence("; ".join(doubts)))] if doubts else []
+    doubts = [*_lost(answer.run), *(of.notices[-1:] if of.too_short else ())]
     known = known_of(answer.server)
     on = _measured(scenario) if known is None else [_estimated(known.calibrated, answer.factors)]
-    rests = [Line("Rests on", f"{on[0]}.")] if on else []
-    return _fitted([*lines, Line("Carries", _carried(answer))], texts, mind, rests, "")
+    return _fitted(lines, texts, _mind(doubts), [Line("Rests on", f"{one}.") for one in on])
+
+
+def _first_lines(
+    system: System, certificate: Certificate | None, scenario: Scenario | None
+) -> list[Line]:
+    if scenario is None:
+        return first_lines("check", system, certificate)
+    return first_lines(scenario.name, system, certificate, scenario.hardware)
 
 
 def _carried(answer: ClosedAnswer) -> str:
@@ -97,8 +91,7 @@ def _carried(answer: ClosedAnswer) -> str:
 
 def head_of_run(scenario: Scenario, certificate: Certificate | None, run: Run) -> list[Line]:
     """Return the head of one finite run."""
-    system = scenario.workload, run.server
-    first = first_lines(scenario.name, system, certificate, scenario.hardware)
+    first = _first_lines((scenario.workload, run.server), certificate, scenario)
     if certificate is None:
         rate = f"{run.finished / run.seconds:,.4g} requests/s" if run.end else "no time"
         said = f"{counted(run.finished, 'answer')} within {duration(run.seconds)}, {rate}"
@@ -108,7 +101,7 @@ def head_of_run(scenario: Scenario, certificate: Certificate | None, run: Run) -
         said += f"; dropped: {counted(run.dropped, 'request')} that never fit"
     if certificate is not None or isinstance(scenario.workload, ClosedLoop):  # no burst
         said += "; for the long run, with intervals, ask check"
-    return _fitted([*first, Line("One run", sentence(said))], latency_of_run(run), [], [], "")
+    return _fitted([*first, Line("One run", sentence(said))], latency_of_run(run))
 
 
 def latency_of_run(run: Run) -> dict[str, str]:
@@ -121,8 +114,8 @@ def latency_of_run(run: Run) -> dict[str, str]:
 
 
 def _fitted(
-    lines: Sequence[Line], texts: Mapping[str, str], mind: Sequence[Line], last: Sequence[Line],
-    longer: str,
+    lines: Sequence[Line], texts: Mapping[str, str], mind: Sequence[Line] = (),
+    last: Sequence[Line] = (), longer: str = "",
 ) -> list[Line]:  # fmt: skip
     """Put latencies between the lines: one each, or as many together as there is no room for; the
     last without an upper end is followed by the run that would have one.
@@ -190,10 +183,8 @@ def _of_targets(answer: Answer) -> list[Line]:
         texts.append(remedy)
     elif word == "undecided":
         longer = longer_run(answer)
-        told = left_open(answer)
-        if longer:
-            told = f"a longer run may decide: --{answer.unit} {longer}"
-        texts.append(told)
+        decides = f"a longer run may decide: --{answer.unit} {longer}"
+        texts.append(decides if longer else left_open(answer))
     return [Line(word, f"{'; '.join(texts)}.", judges=True)]
 
 
@@ -222,7 +213,11 @@ def _to_mind(answer: Answer) -> list[Line]:
     of = answer.latency
     if of is not None and of.too_short and of.notices:
         said.append(f"the run is too short: {of.notices[-1]}")
-    return [Line("Mind", sentence("; ".join(said)))] if said else []
+    return _mind(said)
+
+
+def _mind(doubts: Sequence[str]) -> list[Line]:
+    return [Line("Mind", sentence("; ".join(doubts)))] if doubts else []
 
 
 def _lost(run: Run, expected: float = 0.0) -> list[str]:
@@ -240,10 +235,8 @@ def _rests_on(answer: Answer, scenario: Scenario | None) -> list[Line]:
     if not answer.disagreement and certificate.verdict in ("stable", "unstable"):
         agrees = test is not None and test.verdict == certificate.verdict
         said.append("a theorem and a simulation that agree" if agrees else "the theorem alone")
-    measured = None
-    if not answer.is_network:
-        measured = answer.certificate.measured
-    elif answer.bottleneck.found_share is not None:
+    measured = certificate.measured
+    if answer.is_network and answer.bottleneck.found_share is not None:
         measured = answer.bottleneck.rho
     if measured is not None:
         said.append(f"what prefix caches found in this run (a load of {share_of(measured)})")
@@ -273,14 +266,6 @@ def _measured(scenario: Scenario | None) -> list[str]:
     if scenario is None or scenario.measured is None or not scenario.measured.year:
         return []
     return [f"batch times measured in {scenario.measured.year}, {scenario.measured.description}"]
-
-
-def _shown(of: Mapping[str, Statistics]) -> dict[str, Statistics]:
-    """Return the statistics that heads show."""
-    return {
-        name: {which: statistics[which] for which in ("mean", "p99") if which in statistics}
-        for name, statistics in of.items()
-    }
 
 
 def _latency(of: Statistics) -> str:

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from penstock.checking.answer import Answer
 from penstock.checking.comparison import ComparedWorkflow, NetworkComparison
-from penstock.checking.head import LATENCIES, asked_of_server
+from penstock.checking.head import LATENCIES, asked_of
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import MOST_LINES, Line
-from penstock.system.prefix_cache import doubts_of
 from penstock.words import duration
 
 _MOST_WORKFLOWS = 2  # in a line
@@ -19,10 +18,10 @@ def head_of_policies(
     scenario: Scenario, answers: Mapping[str, Answer], left_out: Mapping[str, str] | None = None
 ) -> list[Line]:
     """Say of each policy whether it is stable, and its mean latencies; why others are left out."""
-    server, hardware = next(iter(answers.values())).server, scenario.hardware
-    asked = asked_of_server(scenario.name, scenario.workload, server, hardware, len(answers))
-    doubts = " ".join(["", *doubts_of(scenario.workload, server)])
-    text = f"{asked.text}.{doubts} Mean latencies of the same requests:"
+    system = next(iter(answers.values())).system
+    asked, *mind = asked_of(scenario.name, system, scenario.hardware, len(answers))
+    doubts = [line.text for line in mind]
+    text = " ".join([f"{asked.text}.", *doubts, "Mean latencies of the same requests:"])
     fastest = _fastest(answers)
     lines = {name: _policy(answer, name == fastest) for name, answer in answers.items()}
     speed = {name: _whole_call(answer)[1] for name, answer in answers.items()}

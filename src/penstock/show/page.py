@@ -113,9 +113,9 @@ class Table:
             words and self._longest(index) > _PHRASE for index, words in enumerate(self.of_words)
         )
 
-    def numbered(self, column: str) -> "Table":
-        """Return the table with a column before all others that numbers its rows from 0."""
-        rows = [(str(number), *row) for number, row in enumerate(self.rows)]
+    def named(self, column: str, names: Iterable[str]) -> "Table":
+        """Return the table with a column before all others that names its rows."""
+        rows = [(name, *row) for name, row in zip(names, self.rows, strict=True)]
         return dataclasses.replace(self, columns=[column, *self.columns], rows=rows)
 
     def without(self, column: str) -> "Table":

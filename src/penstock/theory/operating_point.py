@@ -3,8 +3,9 @@ bring.
 """
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
+from penstock.show.answers import Meaning, computed
 from penstock.system.prefix_cache import as_serving
 from penstock.system.scheduler import words_where
 from penstock.system.server import Server
@@ -19,39 +20,71 @@ from penstock.workload.workload import Workload
 class OperatingPoint:
     """A workload in the region of a server."""
 
-    region: Region  # prefill and decode tokens/s that some policy may carry
-    point: tuple[float, float]  # those that arrive
-    optimum: Optimum  # how the server carries the most in the same proportion
-    # The region of the policy itself, where it is another and known, else None: of Sarathi-Serve
-    # under a max batch size, for prompts so long that one of them fills what the decodes leave of a
-    # batch.
-    own: Region | None
-    arrival_rate: float  # requests/s
-    # The least of what each limit can carry, KV memory too, which the region does not know.
-    bound: Bound
-    notes: tuple[str, ...] = ()
-    # Requests/s that the server carries once KV memory is full, where that is less than the bound;
-    # by an estimate.
-    kv_memory_rate: float | None = None
+    region: Annotated[
+        Region,
+        Meaning(
+            "Corners of the prefill and decode tokens/s that some policy may carry.",
+            key="vertices",
+            data=lambda region: region.vertices,
+        ),
+    ]
+    point: Annotated[
+        tuple[float, float],
+        Meaning(
+            "Tokens/s that arrive.",
+            data=lambda of: {"prefill_tokens_per_s": of[0], "decode_tokens_per_s": of[1]},
+        ),
+    ]
+    optimum: Annotated[
+        Optimum,
+        Meaning(
+            "The batches by which the server carries the most in the same proportion.",
+            key="mix",
+            data=lambda optimum: optimum.mix,
+        ),
+    ]
+    # Of Sarathi-Serve under a max batch size, for prompts so long that one of them fills what the
+    # decodes leave of a batch.
+    own: Annotated[
+        Region | None,
+        Meaning("The region of the policy, where it is another and known, else None.", key=None),
+    ]
+    arrival_rate: Annotated[float, Meaning("Requests/s that arrive.")]
+    bound: Annotated[
+        Bound,
+        Meaning(
+            "The least of what each limit can carry, KV memory too, which the region does not "
+            "know.",
+            key=None,
+        ),
+    ]
+    notes: Annotated[tuple[str, ...], Meaning("What the region counts and does not.")] = ()
+    kv_memory_rate: Annotated[
+        float | None,
+        Meaning(
+            "Requests/s that the server carries once KV memory is full, where that is less than "
+            "the bound; by an estimate."
+        ),
+    ] = None
 
-    @property
+    @computed()
     def max_rate(self) -> float:
         """Requests/s above which no policy is stable."""
         return self.bound.max_rate
 
-    @property
+    @computed()
     def margin(self) -> float:
         """What is left before that rate, as a share of it; negative where no policy is stable."""
         return 1 - self.arrival_rate / self.max_rate
 
-    @property
+    @computed()
     def inside(self) -> bool:
         """Whether some policy may be stable."""
         return self.margin > 0
 
-    @property
+    @computed()
     def binding(self) -> tuple[str, ...]:
-        """Return the limits that hold the server back; KV memory also where an estimate says so."""
+        """The limits that hold the server back; KV memory also where an estimate says so."""
         if self.kv_memory_rate is not None:
             return ("KV memory",)
         return self.without_estimate
@@ -70,29 +103,22 @@ class OperatingPoint:
             return None
         return min(self.arrival_rate / (1 - self.own.margin(self.point)), self.max_rate)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form of ``region``."""
-        best, own = self.optimum, None
-        if self.own is not None:
-            own = {"vertices": self.own.vertices.tolist(), "max_rate": self.own_max_rate}
+    @computed(key="own")
+    def _own(self) -> dict[str, Any] | None:
+        """The region of the policy itself, and the rate at its boundary; None: it is not known."""
+        if self.own is None:
+            return None
+        return {"vertices": self.own.vertices, "max_rate": self.own_max_rate}
+
+    @computed()
+    def prices(self) -> dict[str, float | None]:
+        """What a token or a request more costs, and what another slot would bring."""
+        best = self.optimum
         return {
-            "vertices": self.region.vertices.tolist(),
-            "point": {"prefill_tokens_per_s": self.point[0], "decode_tokens_per_s": self.point[1]},
-            "arrival_rate": self.arrival_rate,
-            "inside": self.inside,
-            "margin": self.margin,
-            "max_rate": self.max_rate,
-            "binding": list(self.binding),
-            "prices": {
-                "seconds_per_prefill_token": best.seconds_per_prefill_token,
-                "seconds_per_decode_token": best.seconds_per_decode_token,
-                "seconds_per_prefill_request": best.seconds_per_prefill_request,
-                "tokens_per_s_per_slot": best.slot_price,
-            },
-            "mix": [use._asdict() for use in best.mix],
-            "own": own,
-            "kv_memory_rate": self.kv_memory_rate,
-            "notes": list(self.notes),
+            "seconds_per_prefill_token": best.seconds_per_prefill_token,
+            "seconds_per_decode_token": best.seconds_per_decode_token,
+            "seconds_per_prefill_request": best.seconds_per_prefill_request,
+            "tokens_per_s_per_slot": best.slot_price,
         }
 
 

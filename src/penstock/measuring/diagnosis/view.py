@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from penstock.measuring.diagnosis.diagnose import VERDICTS, Diagnosed, Diagnosis
-from penstock.show.answers import page_of, table
+from penstock.show.answers import page_of, table, texts
 from penstock.show.page import BAD, MOST_LINES, Line, Page, Section, Table
 from penstock.words import counted, digits, sentence
 
@@ -94,7 +94,7 @@ def _table(rows: Sequence[Diagnosed]) -> Table:
     order = (
         "verdict shape name requests sent_per_s carried_per_s under_way wait_share rounds enough"
     )
-    return table(rows, caption, order=order, strong=strong).numbered("Row")
+    return table(rows, caption, order=order, strong=strong).named("Row", texts(range(len(rows))))
 
 
 def _all_of(row: Diagnosed) -> str:

@@ -1,0 +1,44 @@
+"""Where a workload lies in the region of a server, as far as its batch times are known."""
+
+import dataclasses
+from typing import Annotated, Any
+
+from penstock.checking.doubt import known_within, reach_of
+from penstock.show.answers import Meaning, Shown, computed, plain_fields
+from penstock.simulation.quick import memory_is_full
+from penstock.system.kinds import OfSystem
+from penstock.system.prefix_cache import front_notes
+from penstock.system.server import Server
+from penstock.theory.operating_point import OperatingPoint, operating_point
+from penstock.workload.workload import Workload
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LoadInRegion(OfSystem, Shown):
+    """A workload in the region of a server, and what is not known of it."""
+
+    system: Annotated[tuple[Workload, Server], Meaning("What was asked about.", key=None)]
+    point: Annotated[OperatingPoint, Meaning("Where the load lies.", key=None)]
+
+    @computed()
+    def calibration(self) -> dict[str, Any] | None:
+        """Ends of load and limit; None: batch times are taken as exact."""
+        reach = reach_of(self.system)
+        return reach and {"load": [*reach.load], "max_rate": [*reach.max_rate]}
+
+    @computed()
+    def warnings(self) -> list[str]:
+        """What to know."""
+        return [*known_within(self.system), *front_notes(*self.system)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form of ``region``."""
+        return plain_fields(self.point) | super().as_dict()
+
+
+def load_in_region(workload: Workload, server: Server) -> LoadInRegion:
+    """Say where a workload lies in the region of a server, and what holds it back."""
+    full = memory_is_full(workload, server)
+    rate = None if full is None else full.rate
+    point = operating_point(workload, server, memory_rate=rate)
+    return LoadInRegion((workload, server), point)
