@@ -62,6 +62,7 @@ def test_an_axis_is_logarithmic_where_values_spread_and_says_so() -> None:
     assert spread.channel("x")["scale"]["type"] == "log"
     assert Axis("Tokens", log=True).channel("x")["title"] == "Tokens (log scale)"
     assert not Axis.over("Seconds", []).log
+    assert not any(Axis.over("Seconds", [least, 1.0]).log for least in (0.0, -1.0)), "which have no logarithm"
 
 
 def test_no_two_of_forty_nine_lines_look_the_same() -> None:

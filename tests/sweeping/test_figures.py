@@ -14,6 +14,7 @@ from penstock.sweeping.figures import sweep_figures
 from penstock.sweeping.points import averages
 from penstock.sweeping.stable_rates import with_stable_rates
 from penstock.sweeping.sweep import set_up, sweep
+from penstock.sweeping.tables import cell
 from penstock.sweeping.view import sweep_page
 from penstock.words import NO_LIMIT, digits
 
@@ -81,8 +82,25 @@ def test_two_numbers_give_heat_maps_with_the_stable_rate_and_how_it_is_known(gri
     by_theorem = {cell["note"] == "theorem" for cell in cells if cell["y"] == "none"}
     assert by_theorem == {True}
     assert {cell["note"] for cell in cells} == {"theorem", "simulated"}
-    (best,) = [cell for cell in cells if cell["best"]]
-    assert best["value"] == grid["stable_rate"].max()
+
+
+BEST = {"stable_rate": pl.Series.max, "ttft_p50_s": pl.Series.min, "e2e_p50_s": pl.Series.min}
+
+
+@pytest.mark.parametrize("unstable", [0, 3])
+@pytest.mark.parametrize("name", BEST)
+def test_a_map_has_the_value_of_each_point_and_frames_the_best(name: str, unstable: int, grid: pl.DataFrame) -> None:
+    """Latency has no steady state where it is unstable: it is white there, and not the best."""
+    verdicts = pl.Series("verdict", ["unstable"] * unstable + ["stable"] * (grid.height - unstable))
+    rows = grid.with_columns(verdicts)
+    (chart,) = drawn(rows, [BUDGET, SIZE])[f"{name.removesuffix('_s')}_map"].values()
+    cells, coloured, framed = datasets(chart)
+    kept = rows if name == "stable_rate" else rows.slice(unstable)
+    values = {(cell(row[BUDGET]), cell(row[SIZE])): row[name] for row in kept.iter_rows(named=True)}
+    assert {(row["x"], row["y"]): row["value"] for row in cells if row["value"] is not None} == values
+    assert {(row["x"], row["y"]): row["value"] for row in coloured} == values
+    assert {row["value"] for row in framed} == {BEST[name](kept[name])}
+    assert len(set(values.values())) > 1
 
 
 def test_one_number_without_a_limit_among_its_values_gets_a_place_of_its_own() -> None:

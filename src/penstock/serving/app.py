@@ -21,7 +21,7 @@ from penstock.errors import InputError
 from penstock.live.callers import refusal
 from penstock.serving.answering import Answers, TooMany
 from penstock.serving.controls import Controls
-from penstock.show.options import finite
+from penstock.show.answers import plain
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -119,7 +119,7 @@ class _Lines(StreamingResponse):
     """Sends each part as a line of JSON when it comes; null is what is infinite."""
 
     def __init__(self, parts: AsyncGenerator[dict[str, Any]]) -> None:
-        lines = (json.dumps(finite(part), allow_nan=False) + "\n" async for part in parts)
+        lines = (json.dumps(plain(part), allow_nan=False) + "\n" async for part in parts)
         super().__init__(lines, media_type="application/x-ndjson")
         self._parts = parts
 

@@ -14,7 +14,7 @@ from penstock.live.given_sources import Where, rounds_at
 from penstock.live.rounds import Round
 from penstock.live.settings import Settings
 from penstock.live.watching import Watch
-from penstock.show.options import finite
+from penstock.show.answers import plain
 from penstock.show.page import Page
 
 _KEPT = 720  # rounds that are drawn: an hour, where one comes every 5 s
@@ -56,7 +56,7 @@ class Watched:
         figures = {"load": together.load, "arrival_rate": together.arrival_rate}
         estimates = {name: of and dataclasses.asdict(of) for name, of in figures.items()}
         self._before.append({"time_s": together.time_s, **estimates})
-        self.last = finite(
+        self.last = plain(
             {
                 "part": "answer",
                 "asked_s": time.time(),

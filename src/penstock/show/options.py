@@ -147,12 +147,3 @@ def duration(option: str, text: str) -> float:
             f"{option} is {checks.shown(text)}, but must be a time from 100ms to 24h, such as 5s"
         )
     return seconds
-
-
-def finite(value: Any) -> Any:
-    """Return plain data with null in place of what is infinite or no number, which JSON has not."""
-    if isinstance(value, dict):
-        return {key: finite(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -53,9 +53,10 @@ class Axis:
 
     @classmethod
     def over(cls, title: str, values: Collection[float | None], **more: Any) -> "Axis":
-        """Return an axis that is logarithmic where the values spread."""
+        """Return an axis that is logarithmic where the values spread and are above 0."""
         known = [value for value in values if value is not None]
-        return cls(title, log=bool(known) and max(known) > SPREAD * max(min(known), 1e-12), **more)
+        least = min(known, default=0.0)
+        return cls(title, log=least > 0 and max(known) > SPREAD * least, **more)
 
     def channel(self, column: str) -> dict[str, Any]:
         """Return the position of a column along the axis."""
