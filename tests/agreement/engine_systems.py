@@ -213,14 +213,14 @@ def draw_settings(rng, policy, longest, longest_prompt, circles):
     return {}
 
 
-def draw(rng, policy, of_network=False, circles=False, told=()):
+def draw(rng, policy, of_network=False, circles=False, told=(), requests=(1, 13)):
     """Draw a system in which every request fits: by as little as may be, often.
 
     ``of_network``: whether a draft is accepted does not hang on the row of its request. ``circles``: requests may
-    preempt each other for ever. ``told``: settings that are not drawn.
+    preempt each other for ever. ``told``: settings that are not drawn. ``requests``: the fewest and the most.
     """
     engine = policy in ENGINES
-    n = int(rng.integers(1, 14))
+    n = int(rng.integers(requests[0], requests[1] + 1))
     gaps = rng.integers(0, rng.choice([0, 1, 3, 10, 60]) + 1, n)
     gaps[0] = 0
     arrival = np.cumsum(gaps)

@@ -11,7 +11,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from engine_systems import CACHING, draw, with_shared_prefixes
+from engine_systems import CACHING, System, draw, with_shared_prefixes
 from network_systems import EngineSpec, draw_system
 from test_engine_schedulers import assert_same
 from test_network import assert_agree
@@ -48,10 +48,10 @@ BUSY = {"jobs": (10, 25), "gaps": (3, 10, 30)}
 def routed(router, seed):
     """Draw a network of which each pool has two replicas at least, and the router chooses among them each time."""
     random, engines = Random(f"{router} {seed}"), SERVERS[seed % len(SERVERS)]
-    dying = random.randrange(6) == 0
+    dying = random.randrange(4) == 0
     system = draw_system(random, **BUSY, engines=engines, engines_alone=True, dying=dying)
     chosen = {"router": router, "affinity": False}
-    pools = [dataclasses.replace(spec, **chosen, replicas=max(2, spec.replicas)) for spec in system.pools]
+    pools = [dataclasses.replace(spec, **chosen, replicas=spec.replicas + 1) for spec in system.pools]
     return dataclasses.replace(system, pools=tuple(pools))
 
 
@@ -112,7 +112,7 @@ def scattered_by(column):
     """Return a router by one figure of the request alone."""
 
     def scattered(replicas, request, params):
-        return int(1024 * request[column]) % replicas.shape[0]
+        return int(1021 * request[column]) % replicas.shape[0]
 
     return scattered
 
@@ -129,7 +129,7 @@ def witness_of(name):
     """Return what the reference does in the place of such a router."""
     if name in SEEN:
         return lambda replicas, asked, params: min(range(len(replicas)), key=lambda p: getattr(replicas[p], name))
-    return lambda replicas, asked, params: int(1024 * asked_as(name, asked)) % len(replicas)
+    return lambda replicas, asked, params: int(1021 * asked_as(name, asked)) % len(replicas)
 
 
 @pytest.mark.parametrize("figure", [*SEEN, *ASKED])
@@ -217,14 +217,16 @@ def needed_by(field):
     return next((part.needs for part in parts_of(field.type) if isinstance(part, Setting)), "")
 
 
-def with_word(rng, engine, field, word):
-    """Draw a server of an engine with that value of a setting, by turns with a cache of prefixes where it may have
+def with_word(rng, engine, field, word, caches):
+    """Draw a server of an engine with that value of a setting, and if so with a cache of prefixes where it may have
     one.
     """
+    requests = (8, 30) if field.name == "schedule_policy" else (1, 13)  # orders show where many wait
     for _ in range(10_000):
+        caches |= rng.random() < 0.01  # what is refused without
         with contextlib.suppress(InputError):  # of what contradicts the other settings
-            system = draw(rng, engine, told={field.name: word})
-            if system.blocks and engine in CACHING and rng.random() < 0.5:
+            system = draw(rng, engine, told={field.name: word}, requests=requests)
+            if system.blocks and engine in CACHING and caches:
                 system = with_shared_prefixes(rng, system)
             settings = dict(system.settings) | {field.name: word}
             system = dataclasses.replace(system, settings=tuple(settings.items()))
@@ -237,9 +239,43 @@ def with_word(rng, engine, field, word):
 @pytest.mark.parametrize(
     ("engine", "field", "word"), CHOICES, ids=[f"{name}-{field.name}-{word}" for name, field, word in CHOICES]
 )
-@so_many(6, 300)
+@so_many(20, 300)
 def test_kernel_and_reference_agree_under_every_word_of_a_setting(engine, field, word, systems):
     """Orders of SGLang's queue, rules of memory, who makes room, who drafts; with a cache of prefixes and without."""
     rng = np.random.default_rng([*engine.encode(), *field.name.encode(), *str(word).encode()])
     for i in range(systems):
-        assert_same(with_word(rng, engine, field, word), RECORDS[i % 3], compress=bool(i % 4))
+        assert_same(with_word(rng, engine, field, word, caches=i % 3 > 0), RECORDS[i % 3], compress=bool(i % 4))
+
+
+@pytest.mark.xfail(strict=True, reason="with tight memory kernel and reference give up other pages of the cache")
+def test_a_request_admitted_by_preemption_finds_what_the_cache_has():
+    """Of SGLang by priority, at tick 19: the first four tokens of request 12 are those of request 2, which has left.
+
+    The kernel finds none of them, the reference four; with 200 blocks both do.
+    """
+    settings = {
+        "overlap_schedule": False, "mixed_chunk": True, "schedule_policy": "lof", "schedule_conservativeness": 3.0,
+        "priority_scheduling_preemption_threshold": 0,
+    }  # fmt: skip
+    ids = [
+        (200, 201), (0, 1, 2), (200, 201, 202, 203), (100, 101, 102, 103), (100, 101, 102, 103), (), (0,),
+        (0, 1, 2, 3, 80000), (100, 101, 102), (0, 1), (), (), (200, 201, 202), (200,), (),
+    ]  # fmt: skip
+    system = System(
+        policy="sglang",
+        arrival=(0, 3, 5, 6, 6, 6, 7, 8, 11, 11, 13, 16, 18, 20, 22),
+        prompt=(3, 5, 8, 9, 6, 4, 3, 8, 7, 2, 9, 7, 5, 1, 4),
+        output=(2, 1, 2, 1, 1, 2, 2, 1, 2, 2, 1, 2, 1, 2, 1),
+        priority=(2, 1, 0, 1, 2, 1, 1, 2, 0, 2, 1, 0, 1, 0, 0),
+        ticks=(4, 8, 4, 3, 1, 5, 8, 9, 6, 3, 6, 3, 10, 8, 4, 6, 2, 3, 9, 1, 1, 9, 6, 10, 4, 4),
+        budget=26,
+        max_batch_size=4,
+        blocks=28,
+        block_size=2,
+        watermark=None,
+        order="priority",
+        settings=tuple(settings.items()),
+        until=105,
+        hash_ids=tuple(ids),
+    )
+    assert_same(system)
