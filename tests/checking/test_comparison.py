@@ -100,7 +100,9 @@ def test_routers_are_compared_on_the_same_jobs_and_the_first_is_what_others_diff
 
 def test_a_network_beside_itself_differs_by_nothing() -> None:
     found = compare_networks({"one": FLEET, "again": FLEET}, jobs=10_000)
-    differences = {(more.value, more.low, more.high) for of in found.rows[1].difference.values() for more in of.values()}
+    differences = {
+        (more.value, more.low, more.high) for of in found.rows[1].difference.values() for more in of.values()
+    }
     assert differences == {(0, 0, 0), (0, None, None)}, "of means and medians, and of a tail with too few"
 
 

@@ -269,10 +269,12 @@ def _measured(scenario: Scenario | None) -> list[str]:
 
 
 def _latency(of: Statistics) -> str:
-    """Return mean and p99, the latter as a least where the run has no upper end for it."""
+    """Return mean and p99, the latter with its lower end where the run has no upper one."""
     mean, p99 = of["mean"], of["p99"]
-    open_end = p99.low is not None and p99.high is None
-    return f"mean {duration(mean.value)}, p99 {_AT_LEAST * open_end}{duration(p99.value)}"
+    known = f"mean {duration(mean.value)}, p99 {duration(p99.value)}"
+    if p99.low is None or p99.high is not None:
+        return known
+    return f"{known} ({_AT_LEAST}{duration(p99.low)})"
 
 
 def _worst(of: Mapping[str, Statistics]) -> str:
