@@ -244,6 +244,9 @@ def _preempt_from(world: World, engine: Any, pool: Any, budget: Any, last: int) 
 
     They wait again when the batch is formed.
     """
+    taken = (
+        budget.pages - engine.free
+    )  # by those admitted before, whom SGLang gives theirs when the batch is formed
     place = engine.slots.first
     while place >= 0:
         slot = world.slots[place]
@@ -254,7 +257,7 @@ def _preempt_from(world: World, engine: Any, pool: Any, budget: Any, last: int) 
             request = taken_back(world, engine, pool, place)
             others = engine.running - engine.prefilling
             pages = blocks_of(others * settings_of(pool).retract_steps, pool.block_size)
-            make_free_for(world, engine, pool, pages)
+            make_free_for(world, engine, pool, pages - taken)
             budget.pages += engine.free - free
             budget.room += (engine.free - free + engine.evictable - evictable) * pool.block_size
             append_row(world.rows, budget.victims, request)
