@@ -1,5 +1,6 @@
 """A command has the keywords of its function, with what the function says of them for help."""
 
+import ast
 import inspect
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from typer.main import get_command
 import penstock as ps
 from penstock.cli import COMMANDS, command_line
 from penstock.errors import InputError
-from penstock.show.commands import _keywords, pairs
+from penstock.show.commands import _keywords, _kind, pairs
 
 ASKED = ("check", "compare_networks", "max_rate", "recommend", "simulate", "sweep", "fit", "calibrate", "read_batches")
 PROGRAMS_ALONE = {"progress", "stability", "certified", "outages", "server"}
@@ -38,6 +39,12 @@ def test_options_are_the_keywords_that_a_function_has_with_their_defaults(name: 
     assert list(read) == list(keywords)
     left_to_it = {"targets": (), "tick_s": 1e-9}  # a list begins empty, and no number is a constant's name
     assert read == {name: None if left_to_it.get(name) == of else of for name, of in keywords.items()}
+
+
+def test_an_option_of_a_type_that_is_not_known_is_no_option_left_out() -> None:
+    with pytest.raises(KeyError, match="Mystery"):
+        _kind(ast.parse("str | Mystery[int] | None", mode="eval").body)
+    assert _kind(ast.parse("Progress | None", mode="eval").body) is None
 
 
 def test_pairs_are_read_and_what_is_none_is_refused_with_what_to_give() -> None:

@@ -1,7 +1,7 @@
 """The command ``penstock plan``: the cheapest deployment that meets the targets."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.document import read_document
 from penstock.errors import InputError
@@ -19,19 +19,12 @@ _MOST_FIRST = 6
 """Kinds of hardware in the first ranking."""
 
 
-@command(form="figures report strict")
+@command("planning.without_file:hardware_and_load", form="figures report strict")
 def plan(
     scenario: Path | None = None,
     *,
     model: str | None = None,
-    gpus: str | None = None,
-    tp: str | None = None,
-    rate: float | None = None,
-    prompt: int | None = None,
-    output: int | None = None,
-    trace: Path | None = None,
-    engine: str | None = None,
-    precision: str | None = None,
+    form: Form,
     apart: bool = False,
     prices: Path | None = None,
     write: Path | None = None,
@@ -42,7 +35,7 @@ def plan(
     confidence: float | None = None,
     seed: int | None = None,
     manifest: Path | None = None,
-    form: Form,
+    **options: Any,
 ) -> None:
     """Find the cheapest deployment that meets the targets, and say what binds it and what comes
     next.
@@ -61,22 +54,6 @@ def plan(
         A YAML file: workload, server, plan.
     model
         A known name, or a config.json: no file is needed.
-    gpus
-        Of --model, such as h100-sxm,l40s; default: all with a price.
-    tp
-        GPUs of a replica; default: 1,2,4,8.
-    rate
-        Requests per second.
-    prompt
-        Tokens of a prompt.
-    output
-        Tokens of an output.
-    trace
-        Requests, in place of lengths.
-    engine
-        vllm (default), sglang, or both with a comma.
-    precision
-        Of the weights: bf16, fp8, fp4 or int4.
     apart
         Search replicas for prompts and for outputs apart, too.
     prices
@@ -103,20 +80,17 @@ def plan(
     from penstock.planning.without_file import as_text, described, refuse_beside
     from penstock.show.compiling import announce_compilation
 
-    given = {
-        "gpus": gpus, "tp": tp, "engine": engine, "precision": precision, "rate": rate,
-        "prompt": prompt, "output": output, "trace": trace,
-    }  # fmt: skip
     if (scenario is None) == (model is None):
         raise InputError(
             "plan takes a scenario, or --model with --rate, --prompt, --output and --target; give "
             "one of the two"
         )
     if scenario is not None:
-        refuse_beside(given | {"apart": apart or None, "prices": prices, "write": write}, scenario)
+        others = {"apart": apart or None, "prices": prices, "write": write}
+        refuse_beside(options | others, scenario)
         document, path, said = read_document(scenario), scenario, ""
     else:
-        document, said = described(str(model), given, apart, targets, prices)
+        document, said = described(str(model), options, apart, targets, prices)
         path = Path(f"{Path(str(model)).name.removesuffix('.json')}.yaml")
         if write is not None:
             write_whole(write, as_text(document, said).encode())

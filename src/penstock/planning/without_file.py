@@ -31,7 +31,7 @@ def described(
 ) -> tuple[dict[str, Any], str]:
     """Return a scenario as a document, and what its prices are; ``given`` are options by name."""
     table, said = _prices(prices)
-    hardware = _hardware(model, given, list(table), list(_PARALLEL))
+    hardware, load = hardware_and_load(model, list(table), list(_PARALLEL), **given)
     kinds = hardware["gpu"] = [known_gpu(name).name for name in hardware["gpu"]]
     unknown = [kind for kind in kinds if longest_part(table, kind) is None]
     if unknown:
@@ -45,7 +45,7 @@ def described(
     priced = {longest_part(table, kind) for kind in kinds}
     price = {key: money for key, money in table.items() if key in priced}
     plan = {"targets": targets or [], "search": search, "rank": True, "price": price}
-    return {"workload": workload_of(given), "plan": plan}, said
+    return {"workload": _workload(load), "plan": plan}, said
 
 
 def one_described(
@@ -57,7 +57,7 @@ def one_described(
             "--gpus is missing; name the GPU of --model, such as h100-sxm (`penstock hardware` "
             "lists them)"
         )
-    hardware = _hardware(model, given, [], [1])
+    hardware, load = hardware_and_load(model, [], [1], **given)
     for option, key in (("gpus", "gpu"), ("tp", "tensor_parallel"), ("engine", "engine")):
         hardware[key], *others = hardware[key]
         if others:
@@ -65,7 +65,7 @@ def one_described(
                 f"--{option} names {1 + len(others)}, but a page begins with one, and has the "
                 "others to choose from; give one"
             )
-    document = {"workload": workload_of(given), "server": {"hardware": hardware}}
+    document = {"workload": _workload(load), "server": {"hardware": hardware}}
     return document | ({"plan": {"targets": targets}} if targets else {})
 
 
@@ -76,24 +76,57 @@ def refuse_beside(given: Mapping[str, Any], scenario: Path | None) -> None:
         raise InputError(f"--{idle[0]} goes with --model, {instead}")
 
 
-def _hardware(
-    model: str, given: Mapping[str, Any], gpus: list[str], parallel: list[int]
-) -> dict[str, Any]:
-    """Return a model on GPUs, lists of each; without options for them on these."""
-    listed = {name: given.get(name) for name in ("gpus", "tp", "engine")}
+def hardware_and_load(
+    model: str,
+    kinds: list[str],
+    parallel: list[int],
+    *,
+    gpus: str | None = None,
+    tp: str | None = None,
+    rate: float | None = None,
+    prompt: int | None = None,
+    output: int | None = None,
+    trace: Path | None = None,
+    engine: str | None = None,
+    precision: str | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a model on GPUs, lists of each, and what is said of the load: the options beside
+    --model.
+
+    Parameters
+    ----------
+    kinds, parallel
+        GPUs, and how many of them, where no option says it.
+    gpus
+        Of --model, such as h100-sxm,l40s; default: all with a price.
+    tp
+        GPUs of a replica; default: 1,2,4,8.
+    rate
+        Requests per second.
+    prompt
+        Tokens of a prompt.
+    output
+        Tokens of an output.
+    trace
+        Requests, in place of lengths.
+    engine
+        vllm (default), sglang, or both with a comma.
+    precision
+        Of the weights: bf16, fp8, fp4 or int4.
+    """
     hardware: dict[str, Any] = {
         "model": _found(model),
-        "gpu": _listed("--gpus", listed["gpus"]) if listed["gpus"] else gpus,
-        "tensor_parallel": _numbers("--tp", listed["tp"]) or parallel,
-        "engine": _listed("--engine", listed["engine"] or "vllm"),
+        "gpu": _listed("--gpus", gpus) if gpus else kinds,
+        "tensor_parallel": _numbers("--tp", tp) or parallel,
+        "engine": _listed("--engine", engine or "vllm"),
     }
-    precision = given.get("precision")
-    return hardware | ({} if precision is None else {"precision": precision})
+    if precision is not None:
+        hardware["precision"] = precision
+    load = {"rate": rate, "prompt": prompt, "output": output, "trace": trace}
+    return hardware, {name: value for name, value in load.items() if value is not None}
 
 
-def workload_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what arrives: requests of a trace, or of two lengths at a rate."""
-    given = {name: value for name, value in options.items() if value is not None}
+def _workload(given: Mapping[str, Any]) -> dict[str, Any]:
     if "trace" in given:
         if idle := [name for name in ("prompt", "output") if name in given]:
             raise InputError(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _MOST_CONNECTIONS = 128  # a page has six at most, and one for the live tab
 
 
-@command("planning.command:plan", only="model rate prompt output trace precision targets")
+@command("planning.without_file:hardware_and_load")
 def serve(
     scenario: Path | None = None,
     *,
@@ -26,9 +26,6 @@ def serve(
     open_page: bool = False,
     watch: list[str] | None = None,
     every: str = "5s",
-    gpus: str | None = None,
-    tp: str | None = None,
-    engine: str | None = None,
     model: str | None = None,
     targets: list[str] | None = None,
     **options: Any,
@@ -52,6 +49,10 @@ def serve(
         An engine for the live tab.
     every
         Time between scrapes, such as 5s.
+    model
+        A known name, or a config.json: no file is needed.
+    targets
+        A limit such as ttft_p99<2s, instead of the scenario's.
     gpus
         Of --model, to begin with, such as h100-sxm.
     tp
@@ -69,14 +70,13 @@ def serve(
     from penstock.serving.controls import Controls
     from penstock.show.compiling import announce_compilation
 
-    given = {"gpus": gpus, "tp": tp, "engine": engine, **options}
     if model is None:
-        refuse_beside(given, scenario)
+        refuse_beside(options, scenario)
         controls = Controls(scenario, targets=targets)
     elif scenario is not None:
         raise InputError(f"--model is given beside {scenario}, which says it; leave one out")
     else:
-        described = one_described(model, given, targets)
+        described = one_described(model, options, targets)
         controls = Controls(described=described, name=Path(model).name.removesuffix(".json"))
     checks.whole("--port", port, 0, 65_535, "", "it is a port; give a free one, or 0 for any")
     every_s = duration("--every", every)

@@ -12,6 +12,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Annotated, Any, NamedTuple, get_args
 
 import typer
@@ -40,7 +41,17 @@ _PARAMETERS = re.compile(r"\n*Parameters\n-+\n(.*?)(?=\n\n\w+\n-+\n|\Z)", re.DOT
 _ENTRY = re.compile(r"^(\S.*)\n((?:[ ]{4}.*\n|\n)*)", re.MULTILINE)
 _SENTENCE = r".+?[.?](?= [A-Z]|$)"
 _HELP = re.compile(rf"{_SENTENCE}(?: Default: {_SENTENCE})?")
-_NEVER_TYPED = re.compile("Progress|Callable|Stability|Outage|Server")
+_TYPED: dict[str, Any] = {
+    **{kind.__name__: kind for kind in (bool, int, float, str, Path)},
+    **dict.fromkeys(("Objective", "Record"), str),  # one of some words
+    **dict.fromkeys(("Sequence[bool]", "Sequence[str]", "Sequence[str | Scheduler]"), str),
+    **dict.fromkeys(("Mapping", "Sequence[Target | str]"), list[str]),
+    **dict.fromkeys(("Progress", "Callable", "Stability", "Sequence[Outage]", "Server"), None),
+    "None": NoneType,
+}
+"""What is typed for a type, by its name, or with what its brackets hold; None: programs alone have
+it. A parameter of another type is an error, so that none is left out in silence.
+"""
 
 
 class Option(NamedTuple):
@@ -187,50 +198,55 @@ def _keywords(question: str) -> tuple[Option, ...]:
     defaults += [(argument, default) for argument, default in keywords if default]
     options = []
     for argument, default in defaults:
-        annotation = ast.unparse(argument.annotation)  # type: ignore[arg-type]
-        if _NEVER_TYPED.search(annotation):
+        kind = _kind(argument.annotation)
+        if kind is None:
             continue
         called, text = texts.get(argument.arg, ("", ""))
         if elsewhere := re.match(r"As in `(?:penstock\.)?(\w+)`", text):
             there = next(one for one in _keywords(elsewhere[1]) if one.name == argument.arg)
             called, text = there.called, there.help
-        if annotation.startswith("Mapping"):
-            called = "NAME=VALUE"
         try:
             value = ast.literal_eval(default)
         except ValueError:  # a constant, which the function has
             value = None
         if value == ():
             value = None
-        options.append(Option(argument.arg, _kind(annotation), value, called, text))
+        if "Mapping" in _joined(argument.annotation)[0]:
+            called = "NAME=VALUE"
+        options.append(Option(argument.arg, kind, value, called, text))
     return tuple(options)
+
+
+@functools.cache
+def _parsed(path: str) -> list[ast.stmt]:
+    return ast.parse(_PACKAGE.joinpath(path).read_text(encoding="utf-8")).body
 
 
 def _source(question: str) -> ast.FunctionDef:
     """Return a function as it stands in its module, the last after overloads."""
     module, _, name = question.rpartition(":")
     if not module:
-        stub = _PACKAGE.joinpath("__init__.pyi").read_text()
-        known = re.search(rf"^from \.(\S+) import .*\b{name}\b", stub, re.MULTILINE)
-        assert known, question
-        module = known[1]
-    source = _PACKAGE.joinpath(*module.split(".")).with_suffix(".py").read_text()
-    start = source.rindex(f"\ndef {name}(") + 1
-    # without its body, which takes longer to parse than all else
-    begin = source.index('\n    """', start) + 8
-    function = ast.parse(source[start : source.index('"""', begin) + 3]).body[0]
-    assert isinstance(function, ast.FunctionDef)
-    return function
+        public = (one for one in _parsed("__init__.pyi") if isinstance(one, ast.ImportFrom))
+        module = next(str(one.module) for one in public if name in (of.name for of in one.names))
+    source = _parsed(f"{module.replace('.', '/')}.py")
+    return [one for one in source if isinstance(one, ast.FunctionDef) and one.name == name][-1]
 
 
-def _kind(annotation: str) -> Any:
-    """Return what is typed for an annotation: of what is mapped, text, and of what is listed."""
-    if re.match("Mapping|Sequence.*Target", annotation):
-        return list[str] | None
-    kinds = {"bool": bool, "int": int, "float": float, "Path": Path}
-    named = re.match(r"(?:str \| )?(\w+)", annotation)
-    kind = kinds.get(named[1], str) if named else str
-    return kind | None if "None" in annotation else kind
+def _kind(annotation: ast.expr | None) -> Any:
+    """Return what is typed for an annotation; None: programs alone have it."""
+    types = _joined(annotation)
+    kinds = [_TYPED[one] if one in _TYPED else _TYPED[one.partition("[")[0]] for one in types]
+    if None in kinds:
+        return None
+    kind = next((one for one in kinds if one not in (str, NoneType)), str)
+    return kind | None if NoneType in kinds or kind == list[str] else kind
+
+
+def _joined(annotation: ast.expr | None) -> list[str]:
+    """Return the types that a union joins, or the one that it is."""
+    if isinstance(annotation, ast.BinOp):
+        return [*_joined(annotation.left), *_joined(annotation.right)]
+    return [ast.unparse(annotation)] if annotation else [""]
 
 
 def _texts(docstring: str, *, whole: bool) -> dict[str, tuple[str, str]]:
