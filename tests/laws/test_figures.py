@@ -113,7 +113,7 @@ def test_queues_are_those_of_the_run() -> None:
             assert set(said) <= {count for (_, at), count in rows.items() if at == stage}
 
 
-@pytest.mark.parametrize("name", ["rybko_stolyar.yaml", "agent.yaml"])  # one grows, one drains
+@pytest.mark.parametrize("name", ["rybko_stolyar.yaml", "self_reflection.yaml"])  # one grows, one drains
 def test_floods_went_where_their_paths_end(name: str) -> None:
     stability = ps.verdict(read_scenario(EXAMPLES / name).network)
     figure = figures_network.flood_figure(stability)
