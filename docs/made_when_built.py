@@ -6,21 +6,18 @@ What the scripts of the paper measure takes minutes, so it is kept: ``python -m 
 --keep``.
 """
 
-import dataclasses
 import html
 import json
-import pydoc
 import re
-import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import keys_of_json
 import typer
 from typer.main import get_command
 
 from penstock.cli import command_line
-from penstock.show.answers import meanings
 
 DOCS = Path(__file__).parent
 KEPT = DOCS / "figures" / "reproduced"
@@ -33,7 +30,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         ("gallery", gallery),
         ("figures", figures),
         ("commands", commands),
-        ("json", documents),
+        ("json", keys_of_json.documents),
     ):
         if f"<!-- {mark} -->" in markdown:
             markdown = markdown.replace(f"<!-- {mark} -->", make())
@@ -118,66 +115,6 @@ def commands() -> str:
         f"## penstock {name}\n\n```text\n{text}\n```"
         for name, text in helps(get_command(command_line()), "")
     )
-
-
-ANSWERS: dict[str, tuple[str, ...]] = {
-    "region": (
-        "penstock.theory.operating_point.OperatingPoint", "penstock.capacity.region.LoadInRegion",
-    ),
-    "max-rate": ("penstock.capacity.side_by_side.MaxRates",),
-    "recommend": ("penstock.capacity.recommendation.Recommendation",),
-    "diagnose": ("penstock.measuring.diagnosis.diagnose.Diagnosis",),
-    "fit": ("penstock.measuring.fitting.fit.Fit",),
-    "calibrate": ("penstock.measuring.calibration.calibration.Calibration",),
-    "watch": ("penstock.live.reading.Answer",),
-    "plan": (
-        "penstock.planning.plan.Plan", "penstock.planning.day.DayPlan",
-        "penstock.planning.job.JobPlan", "penstock.planning.launch.Launch",
-    ),
-}  # fmt: skip
-"""By command, the classes of what it answers; those that their fields are made of follow."""
-
-
-def documents() -> str:
-    """Return a table of the keys that JSON has of each class of answers, and what they mean."""
-    parts = []
-    for command, names in ANSWERS.items():
-        parts.append(f"## penstock {command} --json")
-        kinds = [pydoc.locate(name) for name in names]
-        for kind in kinds:  # which grows
-            keys = keys_of(kind)
-            rows = [f"| `{key}` | {in_cell(text)} |" for key, (text, _) in keys.items()]
-            parts.append("\n".join([f"`{kind.__name__}`", "", "| key | |", "|---|---|", *rows]))
-            inner = (one for _, field in keys.values() for one in classes_in(field))
-            kinds += [one for one in dict.fromkeys(inner) if one not in kinds]
-    return "\n\n".join(parts)
-
-
-def in_cell(text: str) -> str:
-    """Return the text of a docstring as a cell of a table in Markdown."""
-    return text.replace("|", "\\|").replace("``", "`")
-
-
-def keys_of(kind: Any) -> dict[str, tuple[str, Any]]:
-    """Return the keys of an answer in JSON: what each means, and the type of its value."""
-    return {
-        meaning.key or name: (meaning.text, None if meaning.data else type_of(kind, name))
-        for name, meaning in meanings(kind).items()
-        if meaning.key is not None
-    }
-
-
-def type_of(kind: Any, name: str) -> Any:
-    """Return the type of a field, or of what is computed."""
-    fields = {field.name: field.type for field in dataclasses.fields(kind)}
-    return fields.get(name) or getattr(kind, name).fget.__annotations__["return"]
-
-
-def classes_in(kind: Any) -> list[Any]:
-    """Return the classes with meanings that a type is made of."""
-    inner = [one for part in typing.get_args(kind) for one in classes_in(part)]
-    is_answer = isinstance(kind, type) and dataclasses.is_dataclass(kind) and meanings(kind)
-    return [kind] if is_answer else inner
 
 
 def helps(command: Any, name: str) -> Iterator[tuple[str, str]]:

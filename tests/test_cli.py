@@ -570,3 +570,15 @@ def test_bad_input_is_status_2_where_no_message_can_be_written(tmp_path: Path) -
     with open("/dev/full", "w") as full:
         done = subprocess.run([*PENSTOCK, "check", "none.yaml"], stderr=full, cwd=tmp_path, timeout=300, check=False)
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize("command", ["check", "sweep", "serve", "plan"])
+@pytest.mark.parametrize(("text", "holds"), [("", "holds nothing,"), ("[1]", "holds no keys but")])
+def test_a_file_without_keys_is_refused_in_the_same_words(command: str, text: str, holds: str, tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(text)
+    done = penstock(command, str(file))
+    assert done.returncode != 0
+    said = " ".join(done.stderr.split())
+    assert holds in said
+    assert "but a scenario is a mapping with `workload`" in said

@@ -260,6 +260,17 @@ def test_places_that_a_row_names_are_there(page: str) -> None:
     assert files > 15
 
 
+def test_what_the_architecture_places_in_a_file_is_made_there() -> None:
+    """``name`` of ``file``: a function, a class, a method, a field or a constant of that file."""
+    text = " ".join((DOCS / "development" / "architecture.md").read_text().split())
+    listed = re.findall(r"((?:`\w+`(?:, | and | or )?)+) of `((?:[\w-]+/)+\w+\.py|\w+\.py)`", text)
+    assert len(listed) > 20
+    for names, file in listed:
+        made = (SOURCES / file).read_text()
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"^ *(?:def|class) {name}\b|^ *{name}(?::| =)", made, re.MULTILINE), (name, file)
+
+
 def test_links_of_the_readme_lead_somewhere() -> None:
     readme = ROOT / "README.md"
     for name in re.findall(r"\]\(([^)]+)\)", readme.read_text()):

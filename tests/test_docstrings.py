@@ -52,7 +52,11 @@ def sectioned(node: ast.AST, name: str) -> Iterator[str]:
             inside = f"{name}.{inner.name}"
             if "command(" in " ".join(map(ast.unparse, getattr(inner, "decorator_list", []))):
                 continue  # a command, whose docstring is its help
-            if re.search(r"^[A-Z][\w ]+\n---+$", ast.get_docstring(inner) or "", re.MULTILINE):
+            sections = re.findall(r"^([A-Z][\w ]+)\n---+$", ast.get_docstring(inner) or "", re.MULTILINE)
+            makes = ast.unparse(inner.returns) if isinstance(inner, ast.FunctionDef) and inner.returns else ""
+            if sections == ["Returns"] and re.search("dict|Row|DataFrame", makes):
+                continue  # what makes a document, whose keys the reference of JSON takes from there
+            if sections:
                 yield inside
         yield from sectioned(inner, inside)
 

@@ -244,15 +244,20 @@ def read_document(path: Path, kind: str = "scenario") -> Any:
         ) from None
 
 
-def parsed(document: Any, model: type[Sections], name: str, needs: str) -> Sections:
-    """Return a document as the sections it should have; ``needs`` says in words what it needs."""
-    _every_value(document, name)
+def check_mapping(document: Any, name: str, needs: str) -> None:
+    """Refuse what has no keys; ``needs`` says in words which a scenario has."""
     if not isinstance(document, Mapping):
         raise InputError(
             f"{name} holds "
             f"{'nothing' if document is None else f'no keys but {checks.shown(document)}'}, "
             f"but a scenario is a mapping with {needs}"
         )
+
+
+def parsed(document: Any, model: type[Sections], name: str, needs: str) -> Sections:
+    """Return a document as the sections it should have; ``needs`` says in words what it needs."""
+    _every_value(document, name)
+    check_mapping(document, name, needs)
     try:
         return model.model_validate(document)
     except ValidationError as error:

@@ -85,7 +85,7 @@ def test_routers_stand_side_by_side_on_the_same_jobs(penstock: Callable[..., Sai
     assert "Distribution of latency" in page.read_text()
     found = json.loads(out)
     assert list(found) == [
-        "first", "jobs", "warmup_jobs", "confidence", "targets", "latency", "runs", "warnings", "networks",
+        "first", "warnings", "runs", "networks", "targets", "latency", "jobs", "warmup_jobs", "confidence",
     ]  # fmt: skip
     jsq, random = found["latency"]
     assert (jsq["network"], random["network"]) == ("jsq", "random") == tuple(found["networks"])

@@ -226,3 +226,5 @@ def test_a_variant_differs_in_what_is_chosen_and_a_policy_keeps_its_settings_alo
     for choices, said in (({"routers": " ,"}, "names none"), ({"orders": "fcfs,fcfs"}, "have one name")):
         with pytest.raises(InputError, match=said):
             variants(FLEET, choices)
+    with pytest.raises(InputError, match=r"--policies names none; give some of .*sarathi.*vllm, sglang"):
+        variants(FLEET, {"policies": ""})

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from penstock.measuring.calibration.calibration import Calibration
 from penstock.measuring.fitting.fit import Fit
 from penstock.show.answers import Meaning, Shown, computed, filled, meanings, page, page_of, plain, table
 from penstock.show.page import Fact, Line, Page, Section, Table, Verdict
@@ -132,3 +134,35 @@ def test_the_docstring_lists_what_fields_mean(kind: type) -> None:
     stated = {field.name for field in dataclasses.fields(kind)} & set(meanings(kind))
     assert "Attributes\n----------\n" in text
     assert all(f"{name}\n    {meanings(kind)[name].text}" in text for name in stated)
+
+
+def test_a_docstring_lists_attributes_in_the_order_of_the_fields() -> None:
+    """Those that it lists itself, of which several may stand together, and those that have a meaning."""
+
+    @dataclasses.dataclass
+    class Rows(Shown):
+        """Some rows.
+
+        Attributes
+        ----------
+        kept, lost
+            How many of each.
+        common
+            The same as one.
+        """
+
+        first: Annotated[int, Meaning("The first.")]
+        kept: int
+        lost: int
+        rows: Annotated[str, Meaning("All of them.")]
+        common: str
+
+    listed = str(Rows.__doc__).partition("----------\n")[2].splitlines()
+    assert listed[::2] == ["first", "kept, lost", "rows", "common"]
+    assert listed[1::2] == ["    The first.", "    How many of each.", "    All of them.", "    The same as one."]
+
+
+def test_the_docstring_of_an_answer_keeps_each_attribute() -> None:
+    names = str(Calibration.__doc__).partition("----------\n")[2]
+    listed = re.findall(r"\w+", " ".join(re.findall(r"^\S.*$", names, re.MULTILINE)))
+    assert listed == [field.name for field in dataclasses.fields(Calibration)]

@@ -390,8 +390,8 @@ def test_the_json_form_tells_everything_in_plain_values() -> None:
     told = certificate.as_dict()
     assert json.loads(json.dumps(told)) == told
     assert list(told) == [
-        "verdict", "theorem", "reason", "margin", "hypotheses", "bounds", "certified_load", "certified_rate",
-        "mean_backlog", "any_policy", "virtual_station", "order", "joins",
+        "margin", "certified_rate", "bounds", "mean_backlog", "verdict", "theorem", "reason", "hypotheses",
+        "certified_load", "any_policy", "virtual_station", "order", "joins",
     ]  # fmt: skip
     assert told["margin"] == certificate.margin
     assert [list(h) for h in told["hypotheses"]] == [["name", "held", "why", "checked"]] * len(certificate.hypotheses)

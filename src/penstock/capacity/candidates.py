@@ -4,13 +4,14 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from penstock.checking.variants import with_limits
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
+from penstock.show.answers import Meaning
 from penstock.system.batch_time import MOST_TOKENS, BatchTime
 from penstock.system.policies import resolve
 from penstock.system.scheduler import Scheduler
@@ -39,9 +40,9 @@ _STARVES = "it starves decodes where the max batch size counts running requests,
 class Pruned(NamedTuple):
     """What was ruled out without simulation, and by what."""
 
-    policy: str
-    token_budget: int
-    why: str
+    policy: Annotated[str, Meaning("Its name.")]
+    token_budget: Annotated[int, Meaning("Tokens of a batch.")]
+    why: Annotated[str, Meaning("What rules it out.")]
 
 
 class Candidates(NamedTuple):

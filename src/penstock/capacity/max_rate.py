@@ -23,7 +23,7 @@ from penstock.checking.stability import RECORDED, Stability
 from penstock.checking.targets import Target, parsed_targets, refuse_gaps_of_one_token
 from penstock.checking.verdict import verdict
 from penstock.errors import InputError
-from penstock.show.answers import Meaning, Shown, computed
+from penstock.show.answers import Meaning, Shown, computed, plain_fields
 from penstock.show.page import Section
 from penstock.simulation.progress import Progress, in_parts, part_of
 from penstock.system.kinds import System, as_network, asked_about, refuse
@@ -65,9 +65,31 @@ class Trial:
         """Share of the arriving work by which a large backlog grows; below 0 it shrinks."""
         return self.stability.drift
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form.
+
+        Returns
+        -------
+        load
+            Of a network in place of `rate`, times its own load.
+        """
+        return plain_fields(self)
+
 
 def _of_ends(ends: "Ends[MaxRate] | None") -> dict[str, Any] | None:
-    """Return what JSON has of both ends of the batch times."""
+    """Return what JSON has of both ends of the batch times.
+
+    Returns
+    -------
+    rate
+        At the slow and at the fast end; of a network as ``load``.
+    load
+        In place of it, times the load of the network.
+    bound
+        At the slow and at the fast end.
+    origin
+        What the interval comes from.
+    """
     if ends is None:
         return None
     both = ends.slow, ends.fast
@@ -181,7 +203,15 @@ class MaxRate(Shown):
         return sum(trial.stability.arrivals for trial in self.trials)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form; rates of a network are called loads."""
+        """Return the JSON form; rates of a network are called loads.
+
+        Returns
+        -------
+        load
+            Of a network in place of `rate`, times its own load.
+        certified_load
+            Of a network in place of `certified_rate`.
+        """
         document = super().as_dict()
         if self.unit == _PER_S:
             return document

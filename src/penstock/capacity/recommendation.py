@@ -23,6 +23,11 @@ CLEARLY = 0.05
 """Share from which a stable rate, a mean latency or a p99 is clearly another."""
 
 
+def _by_target(targets: tuple[TargetAnswer, ...]) -> dict[str, str]:
+    """Return what JSON has of targets."""
+    return {str(one.target): one.judgement for one in targets}
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Candidate:
     """A policy at a token budget and a max batch size, and what was found of it."""
@@ -37,7 +42,7 @@ class Candidate:
         tuple[TargetAnswer, ...],
         Meaning(
             "Each target, and whether it is met.",
-            data=lambda targets: {str(one.target): one.judgement for one in targets},
+            data=_by_target,
         ),
     ] = ()
     slots: int | None = None  # the max batch size, where it is not the current one
@@ -90,7 +95,19 @@ class Candidate:
         return self.answer.latency.estimates[metric]["mean"].value if self.answer.latency else None
 
     def choice(self) -> dict[str, Any]:
-        """Return what to set: policy, its parameters, token budget and max batch size."""
+        """Return what to set.
+
+        Returns
+        -------
+        policy
+            Its name.
+        token_budget
+            Tokens of a batch.
+        max_batch_size
+            Requests of a batch; null: any.
+        policy_params : dict
+            The parameters of the policy.
+        """
         server = self.server
         return {
             "policy": server.policy.name,
@@ -115,7 +132,17 @@ class Candidate:
         return self.answer.latency_refused
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
+        """Return the JSON form.
+
+        Returns
+        -------
+        latency : dict[str, dict]
+            In the steady state, by metric and statistic; null: `refused` says why.
+        latency_interval : dict[str, dict]
+            The ends of each.
+        ** : Candidate.choice
+            What to set.
+        """
         steady = self.answer.latency.as_dict() if self.answer.latency else {}
         latency = {"latency": steady.get("latency"), "latency_interval": steady.get("intervals")}
         return self.choice() | plain_fields(self) | latency

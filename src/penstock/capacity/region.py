@@ -22,7 +22,15 @@ class LoadInRegion(OfSystem, Shown):
 
     @computed()
     def calibration(self) -> dict[str, Any] | None:
-        """Ends of load and limit; None: batch times are taken as exact."""
+        """Ends of load and limit; None: batch times are taken as exact.
+
+        Returns
+        -------
+        load
+            At the fast and at the slow end.
+        max_rate
+            At the slow and at the fast end, requests/s.
+        """
         reach = reach_of(self.system)
         return reach and {"load": [*reach.load], "max_rate": [*reach.max_rate]}
 
@@ -32,7 +40,13 @@ class LoadInRegion(OfSystem, Shown):
         return [*known_within(self.system), *front_notes(*self.system)]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form of ``region``."""
+        """Return the JSON form of ``region``.
+
+        Returns
+        -------
+        ** : OperatingPoint
+            Where the load lies.
+        """
         return plain_fields(self.point) | super().as_dict()
 
 

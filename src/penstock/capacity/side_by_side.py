@@ -21,7 +21,8 @@ class MaxRates(Shown):
     """The highest rates of a server under policies, or of a network as it is or by what varies."""
 
     rates: Annotated[
-        Mapping[str, MaxRate], Meaning("By policy; of a network in `networks`.", key="policies")
+        Mapping[str, MaxRate],
+        Meaning("By policy; of a network, `networks`.", key="policies"),
     ]
     systems: Annotated["Mapping[str, System]", Meaning("What was asked about.", key=None)]
     notes: Annotated[Sequence[str], Meaning("What to know before rates are read.", key=None)] = ()
@@ -33,7 +34,13 @@ class MaxRates(Shown):
         return [*self.notes, *self.notices]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
+        """Return the JSON form.
+
+        Returns
+        -------
+        networks : Mapping[str, MaxRate]
+            In place of policies, of a network as it is or by what varies.
+        """
         document = super().as_dict()
         if not any(isinstance(system, tuple) for system in self.systems.values()):
             document["networks"] = document.pop("policies")

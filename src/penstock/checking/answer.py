@@ -221,7 +221,20 @@ class Answer(OfSystem, Shown):
         return super().page(scenario)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form of ``check``; a network's says what its pools and stages do."""
+        """Return the JSON form of ``check``.
+
+        Returns
+        -------
+        pools : tuple[PoolAnswer, ...]
+            Of a network: what is asked of each pool, and what it did.
+        workflows : tuple[WorkflowAnswer, ...]
+            Of a network: what arrives of each, and how long its jobs take.
+        stages : tuple[StageAnswer, ...]
+            Of a network: what each asks of its pool, and how long it takes there.
+        priorities : tuple[PriorityAnswer, ...]
+            Of a network: latency by priority; none where requests have no priorities, or latency is
+            refused.
+        """
         document = super().as_dict()
         if self.is_network:
             places = ("pools", "workflows", "stages", "priorities")
@@ -230,7 +243,20 @@ class Answer(OfSystem, Shown):
 
     @computed(key="load")
     def _load(self) -> dict[str, Any]:
-        """Load and limit of a server, or of the pool of a network with the least margin."""
+        """Load and limit of a server, or of the pool of a network with the least margin.
+
+        Returns
+        -------
+        bottleneck
+            Of a network: the pool with the least margin. Of a server it is left out, as are the
+            margin and `max_load`.
+        margin
+            What is left of it before no policy is stable, as a share.
+        max_load
+            Factor on all rates beyond which no policy is stable.
+        ** : Certificate.load_as_dict
+            A network has of these `rho`, `rho_at_least` and `rho_without_cache`.
+        """
         if not self.is_network:
             return self.certificate.load_as_dict()
         bottleneck = self.bottleneck
@@ -245,11 +271,19 @@ class Answer(OfSystem, Shown):
 
     @computed(key="simulation")
     def _simulation(self) -> dict[str, Any]:
-        """What the run did, beside the verdict of the test."""
+        """What the run did, beside the verdict of the test.
+
+        Returns
+        -------
+        verdict
+            Of the test; null where there is none.
+        ** : Run.as_dict
+            What was simulated from empty.
+        """
         return {"verdict": self.stability and self.stability.verdict} | self.run.as_dict()
 
     @computed(key="latency")
-    def _latency(self) -> dict[str, Any] | None:
+    def _latency(self) -> dict[str, dict[str, Any]] | None:
         """By metric and statistic: of the steady state, else of the run if it kept no rows."""
         if self.latency_refused:
             return None
@@ -259,7 +293,7 @@ class Answer(OfSystem, Shown):
         return latency
 
     @computed(key="latency_interval")
-    def _intervals(self) -> dict[str, Any] | None:
+    def _intervals(self) -> dict[str, dict[str, Any]] | None:
         """The ends of each, in the steady state."""
         if self.latency is None:
             return None
@@ -268,7 +302,17 @@ class Answer(OfSystem, Shown):
 
     @computed(key="steady_state")
     def _rests_on(self) -> dict[str, Any] | None:
-        """Jobs that the steady state was told from, those before them, and its confidence."""
+        """What the latency of the steady state rests on.
+
+        Returns
+        -------
+        jobs
+            That it was told from.
+        warmup_jobs
+            Those before them.
+        confidence
+            Of its intervals.
+        """
         if self.latency is None:
             return None
         return {name: getattr(self.latency, name) for name in ("jobs", "warmup_jobs", "confidence")}

@@ -100,12 +100,61 @@ class ClosedAnswer(Shown):
         """Requests that are counted."""
         return self.latency.jobs + self.latency.warmup_jobs
 
+    def _simulation(self) -> dict[str, Any]:
+        """Return the JSON form of the run.
+
+        Returns
+        -------
+        verdict
+            As that of the answer.
+        ** : Run.as_dict
+            What was simulated from empty.
+        """
+        return {"verdict": self.verdict} | self.run.as_dict()
+
     def page(self, scenario: "Scenario | None" = None) -> Page:
         """Return the answer as a page; a scenario says how the question is called."""
         return super().page(scenario)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form of ``check``: what only arrivals at a rate have is null."""
+        """Return the JSON form of ``check``: what only arrivals at a rate have is null.
+
+        Returns
+        -------
+        verdict
+            ``stable``: no more requests than clients are under way.
+        reason
+            Why.
+        clients
+            Each of which waits for its answer.
+        pause_s
+            Between an answer and the next request of a client.
+        requests_per_s : Estimate
+            Throughput in the long run; its interval.
+        max_rate
+            Requests/s of these lengths that no policy exceeds: what more clients come near.
+        load
+            Null.
+        certificate
+            Null.
+        stability
+            Null.
+        simulation : ClosedAnswer._simulation
+            What was simulated: the requests asked for, and one more of each client behind them.
+        latency : dict[str, dict]
+            By metric and statistic, of the requests asked for, after the warm-up.
+        latency_interval : dict[str, dict]
+            The ends of each.
+        latency_factor : dict
+            By metric, between which multiples of its mean batch times that may be the true ones
+            would have it; empty where they are taken as exact.
+        latency_refused
+            Null.
+        targets : tuple[TargetAnswer, ...]
+            The targets that were asked for, judged.
+        warnings
+            What to know.
+        """
         steady = self.latency.as_dict()
         return {
             "verdict": self.verdict,
@@ -115,7 +164,7 @@ class ClosedAnswer(Shown):
             "requests_per_s": self.requests_per_s.as_dict(),
             "max_rate": self.max_rate,
             **dict.fromkeys(("load", "certificate", "stability")),
-            "simulation": {"verdict": self.verdict} | self.run.as_dict(),
+            "simulation": self._simulation(),
             "latency": steady["latency"],
             "latency_interval": steady["intervals"],
             "latency_factor": {metric: list(ends) for metric, ends in self.factors.items()},

@@ -64,7 +64,17 @@ def _refuse(
 
 
 def measured(scenario: "Scenario") -> dict[str, Any] | None:
-    """Return where the batch times come from, None where they stand in the scenario."""
+    """Return where the batch times come from, None where they stand in the scenario.
+
+    Returns
+    -------
+    description
+        What was measured, in a line.
+    source
+        Which measurements they were fitted to, or who published them.
+    year
+        When the measurements were made, or published.
+    """
     measurement = scenario.measured
     if measurement is None:
         return None

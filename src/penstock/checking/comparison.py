@@ -5,7 +5,7 @@ routers, policies or orders between stages, on the same jobs.
 import dataclasses
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from penstock.checking.targets import Estimate, Target, parsed_targets
 from penstock.checking.variants import OrderChoice, ask, with_order
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Ints
-from penstock.show.answers import Shown
+from penstock.show.answers import Meaning, Shown, computed, texts
 from penstock.show.page import Page
 from penstock.simulation.distribution import Distribution
 from penstock.simulation.progress import Progress, in_parts
@@ -41,67 +41,72 @@ if TYPE_CHECKING:
 class ServerComparison(Shown):
     """A server under several policies, which the same requests went to."""
 
-    answers: Mapping[str, Answer]  # by policy, the one that others are compared with first
-    left_out: Mapping[str, str]  # policies that cannot serve the workload, and why
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {"policies": {name: answer.as_dict() for name, answer in self.answers.items()}}
+    answers: Annotated[
+        Mapping[str, Answer],
+        Meaning(
+            "What is known under each policy, the one that others are compared with first.",
+            key="policies",
+        ),
+    ]
+    left_out: Annotated[
+        Mapping[str, str], Meaning("Policies that cannot serve the workload, and why.", key=None)
+    ]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ComparedWorkflow:
     """Latency of a workflow in one of the networks."""
 
-    network: str
-    workflow: str
-    # By metric and statistic, seconds: `ttft_s` of its calls that have a prompt, each from its
-    # arrival at a replica; `e2e_s` of its jobs.
-    latency: Mapping[str, Statistics]
-    difference: Mapping[str, Statistics] | None  # to the first network; None at the first
-    # Share of its jobs that end within all limits, and whose calls do; None without limits.
-    goodput: Estimate | None
+    network: Annotated[str, Meaning("The name of the network.")]
+    workflow: Annotated[str, Meaning("The name of the workflow.")]
+    latency: Annotated[
+        Mapping[str, Statistics],
+        Meaning(
+            "By metric and statistic, seconds: `ttft_s` of its calls that have a prompt, each "
+            "from its arrival at a replica; `e2e_s` of its jobs."
+        ),
+    ]
+    difference: Annotated[
+        Mapping[str, Statistics] | None,
+        Meaning("How much more each is than at the first network; None at the first."),
+    ]
+    goodput: Annotated[
+        Estimate | None,
+        Meaning(
+            "Share of its jobs that end within all limits, and whose calls do; None without limits."
+        ),
+    ]
     samples: Mapping[str, Distribution]  # by metric, what the latency is of, in ticks
     tick_s: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {
-            "network": self.network,
-            "workflow": self.workflow,
-            "latency": _as_dict(self.latency),
-            "difference": self.difference and _as_dict(self.difference),
-            "goodput": self.goodput and self.goodput.as_dict(),
-        }
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NetworkComparison(Shown):
-    """Networks that the same jobs went through.
+    """Networks that the same jobs went through."""
 
-    Attributes
-    ----------
-    answers
-        What is known of each network, by its name. Differences are to the first that has a steady
-        state.
-    targets
-        Limits that goodput counts.
-    rows
-        Latencies of workflows, of networks that have a steady state.
-    jobs, warmup_jobs
-        Jobs that latencies are of, and those before them that are left out, at all networks.
-    confidence
-        With which each interval holds its value.
-    """
+    answers: Annotated[
+        Mapping[str, Answer],
+        Meaning(
+            "What is known of each network, by its name. Differences are to the first that has a "
+            "steady state.",
+            key="networks",
+        ),
+    ]
+    targets: Annotated[tuple[Target, ...], Meaning("Limits that goodput counts.", data=texts)]
+    rows: Annotated[
+        tuple[ComparedWorkflow, ...],
+        Meaning("Latencies of workflows, of networks that have a steady state.", key="latency"),
+    ]
+    jobs: Annotated[int, Meaning("Jobs that latencies are of, at all networks.")]
+    warmup_jobs: Annotated[int, Meaning("Jobs before them that are left out.")]
+    confidence: Annotated[float, Meaning("With which each interval holds its value.")]
 
-    answers: Mapping[str, Answer]
-    targets: tuple[Target, ...]
-    rows: tuple[ComparedWorkflow, ...]
-    jobs: int
-    warmup_jobs: int
-    confidence: float
+    @computed()
+    def first(self) -> str | None:
+        """The network that the others are compared with; None where none has a steady state."""
+        return self.rows[0].network if self.rows else None
 
-    @property
+    @computed()
     def warnings(self) -> list[str]:
         """What the user should know besides, after the names of the networks that it is about."""
         return [*gathered({name: self._warnings(name) for name in self.answers}), *self._few]
@@ -131,36 +136,26 @@ class NetworkComparison(Shown):
         grouped = itertools.groupby(self.rows, key=lambda row: row.workflow)
         return {workflow: list(rows) for workflow, rows in grouped}
 
-    @property
-    def first(self) -> str | None:
-        """The network that the others are compared with; None where none has a steady state."""
-        return self.rows[0].network if self.rows else None
-
     def page(self, scenario: "Scenario | None" = None, what: str = "Network") -> Page:
         """Return the comparison as a page; a scenario says how the question is called, ``what``
         how the networks are.
         """
         return super().page(scenario, what)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {
-            "first": self.first,
-            "jobs": self.jobs,
-            "warmup_jobs": self.warmup_jobs,
-            "confidence": self.confidence,
-            "targets": [str(target) for target in self.targets],
-            "latency": [row.as_dict() for row in self.rows],
-            "runs": {
-                name: {
-                    "preemptions": answer.run.preemptions,
-                    "found_share": answer.run.found_share,
-                }
-                for name, answer in self.answers.items()
-            },
-            "warnings": self.warnings,
-            "networks": {name: answer.as_dict() for name, answer in self.answers.items()},
-        }
+    @computed(key="runs")
+    def _runs(self) -> dict[str, dict[str, Any]]:
+        """What each network did, by its name.
+
+        Returns
+        -------
+        preemptions
+            How often a request had to make room.
+        found_share
+            Share of the tokens of prompts that requests found.
+        """
+        names = ("preemptions", "found_share")
+        runs = {name: answer.run for name, answer in self.answers.items()}
+        return {name: {key: getattr(run, key) for key in names} for name, run in runs.items()}
 
 
 def compare(
@@ -426,10 +421,3 @@ def _bursts(one: Estimate, other: Estimate) -> float:
     if one.high is None or other.high is None:
         return 0.0
     return min(np.inf if estimate.bursts is None else estimate.bursts for estimate in (one, other))
-
-
-def _as_dict(latency: Mapping[str, Statistics]) -> dict[str, Any]:
-    return {
-        metric: {name: estimate.as_dict() for name, estimate in statistics.items()}
-        for metric, statistics in latency.items()
-    }

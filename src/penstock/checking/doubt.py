@@ -101,7 +101,28 @@ class Doubt:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
+        """Return the JSON form.
+
+        Returns
+        -------
+        load
+            At the fast and at the slow end of the batch times.
+        max_rate
+            Rates that no policy exceeds, at the slow and at the fast end.
+        margin
+            1 less the load, the low end first.
+        latency_factor : dict
+            By metric, between which multiples of its mean batch times that may be the true ones
+            would have it.
+        slow
+            The verdict at the slow end.
+        fast
+            The verdict at the fast end.
+        by_theorem
+            Whether a theorem says what the verdict is at both.
+        origin
+            What the interval comes from.
+        """
         return {
             "load": list(self.load),
             "max_rate": list(self.max_rate),

@@ -34,12 +34,26 @@ class OneRun(Shown):
 
     @computed()
     def load(self) -> dict[str, float | None] | None:
-        """Load and limit of the server; null: there is no rate."""
+        """Load and limit of the server; null: there is no rate.
+
+        Returns
+        -------
+        ** : Certificate.load_as_dict
+            Of the server.
+        """
         return None if self.certificate is None else self.certificate.load_as_dict()
 
     @computed()
     def simulation(self) -> dict[str, Any]:
-        """What was simulated from empty; no verdict is drawn from one run."""
+        """What was simulated from empty.
+
+        Returns
+        -------
+        verdict
+            Null: none is drawn from one run.
+        ** : Run.as_dict
+            What was simulated.
+        """
         return {"verdict": None} | self.run.as_dict()
 
     @computed()

@@ -1,11 +1,12 @@
 """What an outage does: the same jobs with it and without, before, while, and after it lasts."""
 
 import dataclasses
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 
 from penstock.inputs.arrays import Ints
+from penstock.show.answers import AsData, Meaning
 from penstock.show.page import Section, Table
 from penstock.simulation.rows import recorded
 from penstock.simulation.run import Run
@@ -16,29 +17,37 @@ LEVELS = {"p50": 0.5, "p99": 0.99}
 
 
 @dataclasses.dataclass(frozen=True)
-class OutageWindow:
+class OutageWindow(AsData):
     """Requests that came to a pool in a span of time around an outage."""
 
-    outage: Outage
-    hit: int  # requests that were at its replica when it died
-    when: str  # `before` it, `away`: while it lasts, or `after` it: each as long as it lasts
-    # Seconds of the run.
-    from_s: float
-    to_s: float
-    # How many came, and what became of them, by this outage or another.
-    requests: int
-    sent_again: int
-    lost: int
-    # Seconds from the first arrival at the pool, by statistic; None where nobody has finished.
-    ttft_s: dict[str, float | None]
-    e2e_s: dict[str, float | None]
-    # The same in the run of the same jobs without any outage.
-    ttft_without_s: dict[str, float | None]
-    e2e_without_s: dict[str, float | None]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return dataclasses.asdict(self)
+    outage: Annotated[Outage, Meaning("Which replica dies, and when.")]
+    hit: Annotated[int, Meaning("Requests that were at its replica when it died.")]
+    when: Annotated[
+        str,
+        Meaning(
+            "``before`` it, ``away``: while it lasts, or ``after`` it: each as long as it lasts."
+        ),
+    ]
+    from_s: Annotated[float, Meaning("When the span begins, seconds of the run.")]
+    to_s: Annotated[float, Meaning("When it ends, seconds of the run.")]
+    requests: Annotated[int, Meaning("That came to the pool.")]
+    sent_again: Annotated[int, Meaning("Of these, by this outage or another.")]
+    lost: Annotated[int, Meaning("Of these, by this outage or another.")]
+    ttft_s: Annotated[
+        dict[str, float | None],
+        Meaning(
+            "From the first arrival at the pool, by statistic; None where nobody has finished."
+        ),
+    ]
+    e2e_s: Annotated[dict[str, float | None], Meaning("The same until the last token.")]
+    ttft_without_s: Annotated[
+        dict[str, float | None],
+        Meaning("As `ttft_s`, in the run of the same jobs without any outage."),
+    ]
+    e2e_without_s: Annotated[
+        dict[str, float | None],
+        Meaning("As `e2e_s`, in the run of the same jobs without any outage."),
+    ]
 
 
 def outage_windows(run: Run, undisturbed: Run) -> tuple[OutageWindow, ...]:

@@ -2,10 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from penstock.checking.backlog import Path, Start
 from penstock.inputs.arrays import Floats
+from penstock.show.answers import AsData, Meaning, computed
 from penstock.simulation.progress import Progress, in_parts
 
 Outcome = Literal["stable", "unstable", "undecided"]
@@ -101,20 +102,27 @@ class Watch:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Flood:
+class Flood(AsData):
     """The test of a network with one stage flooded."""
 
-    stage: str
-    outcome: Outcome  # `stable`: the work fell to half; `unstable`: it rose to the barrier
-    # Jobs that began there, and that arrived while it was watched.
-    initial: int
-    arrivals: int
-    ratio: float  # work at the end over that at the start
-    highest: float  # the most that the work ever was over that at the start
-    barrier: float  # what the work may not rise to, over that at the start
+    stage: Annotated[str, Meaning("Where the backlog was put.")]
+    outcome: Annotated[
+        Outcome,
+        Meaning(
+            "``stable``: the work fell to half; ``unstable``: it rose to the barrier; else "
+            "``undecided``."
+        ),
+    ]
+    initial: Annotated[int, Meaning("Jobs that began there.")]
+    arrivals: Annotated[int, Meaning("Jobs that arrived while it was watched.")]
+    ratio: Annotated[float, Meaning("Work at the end over that at the start.")]
+    highest: Annotated[float, Meaning("The most that the work ever was over that at the start.")]
+    barrier: Annotated[float, Meaning("What the work may not rise to, over that at the start.")]
     # Shape (looks, 2): seconds, and work over that at the start.
     path: Floats = dataclasses.field(repr=False)
-    decodes: bool = False  # flooded with requests that have nothing but decodes left
+    decodes: Annotated[
+        bool, Meaning("Whether it was flooded with requests that have nothing but decodes left.")
+    ] = False
 
     needed = None  # jobs that would decide it: not known of a flood
 
@@ -166,38 +174,36 @@ class Flood:
                 )
         return f"a backlog at {self.name} went to {self.ratio:.2f} times its work, {_UNSURE}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        names = (
-            "stage", "decodes", "outcome", "initial", "arrivals", "ratio", "highest", "barrier",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names}
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Stability:
+class Stability(AsData):
     """Whether a large backlog is worked off.
 
     Attributes
     ----------
-    verdict
-        ``stable``, ``unstable`` or ``undecided``.
-    resolution
-        Loads that are at least so far from the critical one, as a share of it, are decided.
     watches
         Of a server: the test from each backlog: prompts, prompts beside decodes, decodes. Those
         after one that says unstable are left out, and all but the first where no request decodes.
-    floods
-        Of a network: one for each stage, up to one from which the work rises.
-    alpha
-        Of a server: share of wrong verdicts that the test aims at; checked by experiment.
     """
 
-    verdict: Outcome
-    resolution: float
+    verdict: Annotated[Outcome, Meaning("``stable``, ``unstable`` or ``undecided``.")]
+    resolution: Annotated[
+        float,
+        Meaning(
+            "Loads that are at least so far from the critical one, as a share of it, are decided."
+        ),
+    ]
     watches: tuple[Watch, ...] = ()
-    floods: tuple[Flood, ...] = ()
-    alpha: float | None = None
+    floods: Annotated[
+        tuple[Flood, ...],
+        Meaning("Of a network: one for each stage, up to one from which the work rises."),
+    ] = ()
+    alpha: Annotated[
+        float | None,
+        Meaning(
+            "Of a server: share of wrong verdicts that the test aims at; checked by experiment."
+        ),
+    ] = None
 
     @property
     def deciding(self) -> Watch | Flood:
@@ -208,7 +214,7 @@ class Stability:
         gave = [one for one in backlogs if one.outcome == self.verdict]
         return max(gave, key=lambda one: one.rank)
 
-    @property
+    @computed()
     def arrivals(self) -> int:
         """Requests or jobs that arrived while the deciding backlog was watched."""
         return self.deciding.arrivals
@@ -221,7 +227,7 @@ class Stability:
         """
         return self.deciding.drift
 
-    @property
+    @computed()
     def interval(self) -> tuple[float, float] | None:
         """Confidence interval of the drift of a server, at level 1 - alpha.
 
@@ -241,7 +247,7 @@ class Stability:
             watch.interval[1] for watch in self.watches
         )
 
-    @property
+    @computed()
     def reason(self) -> str:
         """One sentence."""
         return self.deciding.reason(self)
@@ -259,20 +265,15 @@ class Stability:
             f"({self.alpha:g} is aimed at), or a bug: try another seed"
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        known = self.interval is not None or self.alpha is None
-        return {
-            "verdict": self.verdict,
-            "reason": self.reason,
-            "alpha": self.alpha,
-            "resolution": self.resolution,
-            "arrivals": self.arrivals,
-            "drift": self.drift if known else None,
-            "interval": list(self.interval) if self.interval else None,
-            "needed": self.deciding.needed if self.verdict == "undecided" else None,
-            "floods": [flood.as_dict() for flood in self.floods],
-        }
+    @computed(key="drift")
+    def _known_drift(self) -> float | None:
+        """Change of the deciding backlog, as a share of what arrived; below 0 it shrinks."""
+        return self.drift if self.interval is not None or self.alpha is None else None
+
+    @computed()
+    def needed(self) -> float | None:
+        """Of an undecided verdict: about how many arrivals would decide it, where that is known."""
+        return self.deciding.needed if self.verdict == "undecided" else None
 
 
 _Test = TypeVar("_Test", Watch, Flood)

@@ -56,7 +56,15 @@ class StageAnswer:
     latency: Annotated[Mapping[str, Statistics] | None, Meaning(_LATENCY, key=None)]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
+        """Return the JSON form.
+
+        Returns
+        -------
+        latency : dict[str, dict]
+            In the steady state, by metric and statistic; null: refused.
+        latency_interval : dict[str, dict]
+            The ends of each.
+        """
         return plain_fields(self) | latency_as_dict(self.latency)
 
 
@@ -72,7 +80,15 @@ class PriorityAnswer:
     latency: Annotated[Mapping[str, Statistics], Meaning(_LATENCY, key=None)]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
+        """Return the JSON form.
+
+        Returns
+        -------
+        latency : dict[str, dict]
+            In the steady state, by metric and statistic; null: refused.
+        latency_interval : dict[str, dict]
+            The ends of each.
+        """
         return plain_fields(self) | latency_as_dict(self.latency)
 
 

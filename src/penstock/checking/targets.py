@@ -32,7 +32,16 @@ class Estimate:
     bursts: float | None = dataclasses.field(default=None, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
+        """Return the JSON form.
+
+        Returns
+        -------
+        value
+            Null without samples.
+        interval
+            Its ends, which hold the value with the confidence asked for; null where the run is too
+            short to tell.
+        """
         return {"value": self.value, "interval": [self.low, self.high]}
 
 
@@ -180,7 +189,20 @@ class TargetAnswer:
         return f"{duration(value)}, {duration(low)} to {'?' if high is None else duration(high)}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
+        """Return the JSON form.
+
+        Returns
+        -------
+        target
+            The limit, as it was asked for.
+        answer
+            ``met``, ``missed`` or ``undecided``.
+        value
+            The latency, seconds; null: there is no steady state, or no sample.
+        interval
+            Its ends, which hold the value with the confidence asked for; null where the run is too
+            short to tell.
+        """
         known = self.estimate.as_dict() if self.estimate else {"value": None, "interval": None}
         return {"target": str(self.target), "answer": self.judgement, **known}
 

@@ -11,7 +11,7 @@ from penstock.errors import InputError, nearest
 from penstock.simulation.progress import Progress, in_parts
 from penstock.system.kinds import asked_about
 from penstock.system.orders import ORDERS, Order, OrderFunction, resolve_order
-from penstock.system.policies import POLICIES, resolve
+from penstock.system.policies import Policy, resolve
 from penstock.system.pool import Pool
 from penstock.system.routing import ROUTERS, Router, resolve_router
 from penstock.system.scheduler import Scheduler
@@ -103,7 +103,7 @@ class _Axis(NamedTuple):
 
 
 _AXES = {
-    "policies": _Axis("policy", POLICIES, resolve, with_policy),
+    "policies": _Axis("policy", Policy.known, resolve, with_policy),
     "routers": _Axis("router", ROUTERS, resolve_router, with_router),
     "orders": _Axis("order", ORDERS, resolve_order, with_order),
 }

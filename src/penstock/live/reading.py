@@ -20,9 +20,9 @@ Z95 = 1.959964
 class Estimate:
     """A figure and the ends of its interval."""
 
-    value: float
-    low: float
-    high: float
+    value: Annotated[float, Meaning("The figure.")]
+    low: Annotated[float, Meaning("Low end of its interval.")]
+    high: Annotated[float, Meaning("High end of its interval.")]
 
     @property
     def error(self) -> float:
@@ -38,40 +38,47 @@ class Estimate:
 class Change:
     """The arrival rate changed: when (Unix time, s), and requests/s before and after."""
 
-    time_s: float
-    before: float
-    after: float
+    time_s: Annotated[float, Meaning("When, Unix time.")]
+    before: Annotated[float, Meaning("Requests/s.")]
+    after: Annotated[float, Meaning("Requests/s.")]
 
 
 @dataclasses.dataclass(frozen=True)
 class LimitLoad:
     """What the arrivals ask of one limit, as a share of what it carries."""
 
-    limit: str  # `token budget`, `max batch size` or `KV memory`
-    load: Estimate  # 1: as much as it carries; an interval of 95%
+    limit: Annotated[str, Meaning("`token budget`, `max batch size` or `KV memory`.")]
+    load: Annotated[Estimate, Meaning("1: as much as it carries; an interval of 95%.")]
 
 
 @dataclasses.dataclass(frozen=True)
 class TimeUntil:
     """How long until a limit is reached if all stays as it is, in seconds; an interval of 90%."""
 
-    limit: str  # `queue`, `KV memory` or `TTFT`, and what was asked for, as in `queue of 200`
-    seconds: Estimate  # the median and both ends; infinite where it may never be reached
+    limit: Annotated[
+        str,
+        Meaning("`queue`, `KV memory` or `TTFT`, and what was asked for, as in `queue of 200`."),
+    ]
+    seconds: Annotated[
+        Estimate, Meaning("The median and both ends; infinite where it may never be reached.")
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
 class FittedTimes:
     """Batch times fitted to the last iterations that an engine told of."""
 
-    # How many they are fitted to, and the mean seconds of these.
-    batches: int
-    mean_s: float
-    # Tokens of the largest of them, and how long such a batch takes.
-    tokens: float
-    seconds: Estimate
-    parameters: dict[str, Estimate]  # by the names of `penstock fit`, in seconds
-    # How long the batches take by the batch time given, over how long they took.
-    given_over: float | None = None
+    batches: Annotated[int, Meaning("How many they are fitted to.")]
+    mean_s: Annotated[float, Meaning("Mean of these.")]
+    tokens: Annotated[float, Meaning("Of the largest of them.")]
+    seconds: Annotated[Estimate, Meaning("How long such a batch takes.")]
+    parameters: Annotated[
+        dict[str, Estimate], Meaning("By the names of `penstock fit`, in seconds.")
+    ]
+    given_over: Annotated[
+        float | None,
+        Meaning("How long the batches take by the batch time given, over how long they took."),
+    ] = None
 
 
 LOAD, COMES, AHEAD = Section("Load"), Section("What comes"), Section("If it stays so")

@@ -30,7 +30,21 @@ class Answers(Shown):
     prices: str = ""  # what they are, where nobody gave them
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
+        """Return the JSON form; what is not asked for is left out.
+
+        Returns
+        -------
+        plan : Plan
+            Which fleet meets the targets.
+        day : DayPlan
+            Replicas by interval; null: `notices` say why.
+        job : JobPlan
+            Which fleet does the offline work in time.
+        launch : Sequence[Launch]
+            How to start each kind of replica.
+        notices
+            Why a day that was asked for is not planned.
+        """
         parts = {"plan": self.plan, "day": self.day, "job": self.job}
         document: dict[str, Any] = {name: part for name, part in parts.items() if part is not None}
         if self.no_day:

@@ -43,19 +43,60 @@ RELAXATIONS = 5
 class Period:
     """One interval of the day."""
 
-    start_s: float  # when it begins
-    rate: float  # requests/s
-    # Fewest replicas with which theory allows a stable fleet: no policy carries the rate with
-    # fewer.
-    certified: int
-    replicas: int  # fewest that meet the targets; the most allowed where those do not
-    met: bool
-    rho: float  # rate over what no policy of so many replicas can exceed
-    # Relaxation time of the queues: over so long a deviation falls to 1/e; infinite where more
-    # arrives than so many replicas can carry.
-    settles_s: float
-    # Requests left over at its end, at least, where more arrives than so many replicas can carry.
-    backlog: float
+    start_s: Annotated[float, Meaning("When it begins.")]
+    rate: Annotated[float, Meaning("Requests/s.")]
+    certified: Annotated[
+        int,
+        Meaning(
+            "Fewest replicas with which theory allows a stable fleet: no policy carries the rate "
+            "with fewer."
+        ),
+    ]
+    replicas: Annotated[
+        int, Meaning("Fewest that meet the targets; the most allowed where those do not.")
+    ]
+    met: Annotated[bool, Meaning("Whether they meet the targets.")]
+    rho: Annotated[float, Meaning("Rate over what no policy of so many replicas can exceed.")]
+    settles_s: Annotated[
+        float,
+        Meaning(
+            "Relaxation time of the queues: over so long a deviation falls to 1/e; infinite where "
+            "more arrives than so many replicas can carry."
+        ),
+    ]
+    backlog: Annotated[
+        float,
+        Meaning(
+            "Requests left over at its end, at least, where more arrives than so many replicas "
+            "can carry."
+        ),
+    ]
+
+
+def _of_profile(profile: RateProfile) -> dict[str, Any]:
+    """Return what JSON has of the rates.
+
+    Returns
+    -------
+    name
+        Where they come from.
+    interval_s
+        How long each lasts.
+    """
+    return {"name": profile.name, "interval_s": profile.interval_s}
+
+
+def _of_schedule(changes: tuple[tuple[float, int], ...]) -> list[dict[str, Any]]:
+    """Return what JSON has of when replicas change.
+
+    Returns
+    -------
+    start_s
+        When.
+    replicas
+        To hold from then on.
+    """
+    return [{"start_s": start, "replicas": count} for start, count in changes]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,15 +104,15 @@ class DayPlan(Shown):
     """Replicas by interval."""
 
     profile: Annotated[RateProfile, Meaning(
-        "Rates by interval.", data=lambda of: {"name": of.name, "interval_s": of.interval_s}
+        "Rates by interval.", data=_of_profile
     )]  # fmt: skip
     deployment: Annotated[Deployment, Meaning("The fleet that the peak needs, static.")]
     targets: Annotated[tuple[Target, ...], Meaning("Upper limits.", data=texts)]
     periods: Annotated[tuple[Period, ...], Meaning("One for each interval.")]
     startup_s: Annotated[float, Meaning("From when a replica is asked for until it serves.")]
     evaluations: Annotated[tuple[Evaluation, ...], Meaning(
-        "Those that were simulated; the others follow, since fewer requests or more replicas do no "
-        "harm. In JSON how many.",
+        "Those that were simulated, in JSON how many; the others follow, since fewer requests or "
+        "more replicas do no harm.",
         key="simulations", data=len,
     )]  # fmt: skip
     check: Annotated[DayCheck | None, Meaning(
@@ -79,7 +120,7 @@ class DayPlan(Shown):
     )]  # fmt: skip
     notices: Annotated[tuple[str, ...], Meaning("What the user should know besides.")]
 
-    @computed(data=lambda of: [{"start_s": start, "replicas": count} for start, count in of])
+    @computed(data=_of_schedule)
     def schedule(self) -> tuple[tuple[float, int], ...]:
         """(seconds, replicas to hold from then on) at each change: as early as starting takes."""
         return _ahead(

@@ -40,13 +40,17 @@ class Above:
 class DayCheck:
     """Whole days simulated, one after another, on a replica that gets its share of requests."""
 
-    days: int
-    requests: int
-    # For each interval, by metric and statistic, seconds, of the requests that arrive in it;
-    # `tbt_s` has its mean.
-    latency: tuple[Mapping[str, Mapping[str, float]], ...]
-    tbt_s: Mapping[str, float]  # of whole days, by statistic, seconds
-    above: tuple[Above, ...]  # where a target is exceeded
+    days: Annotated[int, Meaning("Simulated.")]
+    requests: Annotated[int, Meaning("Simulated.")]
+    latency: Annotated[
+        tuple[Mapping[str, Mapping[str, float]], ...],
+        Meaning(
+            "For each interval, by metric and statistic, seconds, of the requests that arrive in "
+            "it; `tbt_s` has its mean."
+        ),
+    ]
+    tbt_s: Annotated[Mapping[str, float], Meaning("Of whole days, by statistic.")]
+    above: Annotated[tuple[Above, ...], Meaning("Where a target is exceeded.")]
 
 
 def resampled(workload: Workload, rate: float) -> Workload:

@@ -65,7 +65,21 @@ class Kind(Checked):
         return f"{many}{served.gpu.name}"
 
     def as_dict(self, replicas: int) -> dict[str, Any]:
-        """Return the JSON form of so many replicas."""
+        """Return the JSON form of so many replicas.
+
+        Returns
+        -------
+        hardware
+            Its name; null: a server alone.
+        kv_tokens
+            KV memory of a replica; null: it is no limit.
+        replicas
+            How many there are.
+        accelerators
+            Of all of them.
+        price
+            Of an accelerator for an hour.
+        """
         memory = self.server.memory
         return {
             "hardware": self.hardware,
@@ -282,7 +296,34 @@ class Deployment(Checked):
         return f"{self.server.limits}, {words} on {self.other.title}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
+        """Return the JSON form.
+
+        Returns
+        -------
+        name
+            Short and unique in a search space.
+        policy
+            Of each replica.
+        token_budget
+            Of each replica.
+        max_batch_size
+            Of each replica; null: any.
+        router
+            Which replica gets a request.
+        router_settings : dict
+            Those that are not the usual ones of the router.
+        prefill_replicas
+            Of the replicas, those for prompts alone; 0: each does both.
+        other : Kind
+            A second kind of replica; null: all are alike. With replicas for prompts alone, those
+            that decode.
+        accelerators
+            Of all replicas.
+        cost
+            Of all accelerators for an hour.
+        ** : Kind.as_dict
+            Of the first kind.
+        """
         server = self.server
         return self.kind.as_dict(self.replicas) | {
             "name": self.name,

@@ -91,7 +91,15 @@ class Evaluation:
 
     @computed()
     def targets(self) -> list[dict[str, Any]]:
-        """The estimate of each target, and whether it is met."""
+        """The estimate of each target, and whether it is met.
+
+        Returns
+        -------
+        answer
+            ``met``, ``missed`` or ``undecided``.
+        ** : Estimate.as_dict
+            Seconds.
+        """
         judged = zip(self.estimates, self.judgements, strict=True)
         return [one.as_dict() | {"answer": answer} for one, answer in judged]
 

@@ -28,6 +28,30 @@ _BEYOND = (1.25, 2.0)
 """Times the replicas of the answer that are simulated besides, for the frontier."""
 
 
+def _deployments(evaluations: Sequence[Evaluation]) -> list[Deployment]:
+    """Return what was simulated."""
+    return [one.deployment for one in evaluations]
+
+
+def _of_fleets(ends: Ends[Evaluation | None] | None) -> dict[str, Any] | None:
+    """Return what JSON has of the fleets at both ends.
+
+    Returns
+    -------
+    slow : Deployment
+        At the slow end of the batch times; null: none does.
+    fast : Deployment
+        At the fast end; null: none does.
+    origin
+        What the interval comes from.
+    """
+    if ends is None:
+        return None
+    both = {"slow": ends.slow, "fast": ends.fast}
+    fleets = {name: end and end.deployment for name, end in both.items()}
+    return fleets | {"origin": ends.origin}
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan(Shown):
     """What to deploy."""
@@ -60,7 +84,7 @@ class Plan(Shown):
     unreachable: Annotated[Unreachable | None, Meaning("Why there is no best.")]
     space: Annotated[int, Meaning("Deployments in the search space.")]
     priced: Annotated[bool, Meaning(
-        "Whether costs are money; else accelerators.",
+        "Whether costs are money per hour; else accelerators.",
         key="cost_unit", data=lambda of: "money per hour" if of else "accelerators",
     )]  # fmt: skip
     notices: Annotated[tuple[str, ...], Meaning("What the user should know besides.")] = ()
@@ -68,7 +92,7 @@ class Plan(Shown):
         "The cheapest of the best's family that do at the slow and at the fast end of the batch "
         "times, None where none does; None: batch times are taken as exact, or there is no "
         "best.",
-        data=lambda of: of and _of_fleets(of),
+        data=_of_fleets,
     )] = None  # fmt: skip
     ranking: Annotated[tuple[Ranked, ...], Meaning(
         "The cheapest fleet of each hardware, where that was asked for."
@@ -125,7 +149,7 @@ class Plan(Shown):
             if one.verdict == "stable" and one.estimates[0].value is not None
         )  # fmt: skip
 
-    @computed(data=lambda of: [one.deployment for one in of])
+    @computed(data=_deployments)
     def undecided(self) -> tuple[Evaluation, ...]:
         """What was simulated, would be cheaper than the best, and may do: longer runs would tell;
         cheapest first.
@@ -151,13 +175,6 @@ class Plan(Shown):
     def rate(self) -> float:
         """Requests/s."""
         return self.workload.rate
-
-
-def _of_fleets(ends: Ends[Evaluation | None]) -> dict[str, Any]:
-    """Return the fleets at both ends, and what the interval comes from."""
-    both = {"slow": ends.slow, "fast": ends.fast}
-    fleets = {name: end and end.deployment for name, end in both.items()}
-    return fleets | {"origin": ends.origin}
 
 
 def plan(

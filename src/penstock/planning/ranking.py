@@ -7,12 +7,14 @@ cheapest few are then searched as a plan is, with intervals and a test of stabil
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 from penstock.planning.deployment import Deployment
 from penstock.planning.evaluate import Evaluation
 from penstock.planning.search import Report, Search
 from penstock.planning.space import Discarded, Family
 from penstock.planning.targets_at_rate import TargetsAtRate, at_both_ends
+from penstock.show.answers import Meaning
 from penstock.system.models.served import ShapedHardware
 from penstock.theory.certify import certify
 
@@ -33,17 +35,34 @@ _SHARE = 0.6  # of the work, for the progress
 class Ranked:
     """The cheapest fleet of some hardware that does, or why none is shown."""
 
-    hardware: str
-    cost: float  # an hour; of one that is not shown, the least that theory leaves
-    evaluation: Evaluation | None
-    exact: bool  # judged by intervals, and not by a short run
-    used: float  # least load of a replica, as a share of what any policy can carry
-    million_tokens: float  # cost of a million tokens, prompt and output together
-    million_outputs: float  # the same of a million output tokens, prompts for nothing
-    watts: float | None  # of all accelerators, as their sheet has them; None: it is not known
-    # At the slow end of the batch times, by short runs; None: they are exact, or none does.
-    slow_replicas: int | None
-    why: str = ""  # why none is shown
+    hardware: Annotated[str, Meaning("Its name.")]
+    cost: Annotated[
+        float, Meaning("An hour; of one that is not shown, the least that theory leaves.")
+    ]
+    evaluation: Annotated[
+        Evaluation | None, Meaning("The cheapest fleet of it that does; None: none is shown.")
+    ]
+    exact: Annotated[bool, Meaning("Whether it was judged by intervals, and not by a short run.")]
+    used: Annotated[
+        float, Meaning("Least load of a replica, as a share of what any policy can carry.")
+    ]
+    million_tokens: Annotated[
+        float, Meaning("Cost of a million tokens, prompt and output together.")
+    ]
+    million_outputs: Annotated[
+        float, Meaning("The same of a million output tokens, prompts for nothing.")
+    ]
+    watts: Annotated[
+        float | None,
+        Meaning("Of all accelerators, as their sheet has them; None: it is not known."),
+    ]
+    slow_replicas: Annotated[
+        int | None,
+        Meaning(
+            "At the slow end of the batch times, by short runs; None: they are exact, or none does."
+        ),
+    ]
+    why: Annotated[str, Meaning("Why none is shown.")] = ""
 
 
 def ranked(

@@ -6,13 +6,14 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from penstock import checks
 from penstock.checking.variants import with_limits
 from penstock.errors import InputError
 from penstock.planning.deployment import Deployment, Kind
 from penstock.planning.per_hardware import Stock, number_for, refuse_idle
+from penstock.show.answers import Meaning
 from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.kv_transfer import checked_link, link_ms_per_token
 from penstock.system.models.served import ShapedHardware
@@ -60,11 +61,11 @@ class Family:
 class Discarded:
     """Deployments that are not the answer, and why."""
 
-    family: str  # what they have in common
-    replicas: tuple[int, int]  # the least and the most of those meant
-    count: int  # how many deployments
-    by: Reason  # what ruled them out
-    why: str  # a sentence
+    family: Annotated[str, Meaning("What they have in common.")]
+    replicas: Annotated[tuple[int, int], Meaning("The least and the most of those meant.")]
+    count: Annotated[int, Meaning("How many deployments.")]
+    by: Annotated[Reason, Meaning("What ruled them out.")]
+    why: Annotated[str, Meaning("A sentence.")]
 
     @classmethod
     def of(cls, family: str, counts: Sequence[int], by: Reason, why: object) -> "Discarded":

@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from penstock.checking.targets import Estimate, Target
 from penstock.planning.aim import Aim
 from penstock.planning.deployment import Deployment
 from penstock.planning.evaluate import Evaluation
 from penstock.planning.search import Search
+from penstock.show.answers import Meaning
 from penstock.words import counted
 
 
@@ -92,12 +93,16 @@ def binding(search: Search[Evaluation], best: Evaluation, aim: Aim) -> str:
 class Unreachable:
     """Why no deployment does."""
 
-    target: str  # what is not met, in words
-    why: str  # what keeps all of them from it
-    # The nearest value that was reached: seconds, or a share for goodput; None where none is
-    # stable.
-    nearest: float | None
-    deployment: Deployment | None  # that reached it
+    target: Annotated[str, Meaning("What is not met, in words.")]
+    why: Annotated[str, Meaning("What keeps all of them from it.")]
+    nearest: Annotated[
+        float | None,
+        Meaning(
+            "The nearest value that was reached: seconds, or a share for goodput; None where none "
+            "is stable."
+        ),
+    ]
+    deployment: Annotated[Deployment | None, Meaning("That reached it.")]
 
 
 class _Want(NamedTuple):

@@ -16,7 +16,7 @@ import yaml
 
 from penstock import checks
 from penstock.checking.targets import Target, parsed_targets
-from penstock.document import files_named, parsed, read_document
+from penstock.document import check_mapping, files_named, parsed, read_document
 from penstock.errors import InputError
 from penstock.scenario.pools import PoolSection
 from penstock.scenario.scenario import Scenario, build, describes_network
@@ -281,11 +281,7 @@ def _refuse_larger(document: Any, name: str) -> None:
 
 def _check(document: Any, folder: Path, name: str) -> None:
     """Refuse what is no scenario, before any of it is changed."""
-    if not isinstance(document, dict):
-        raise InputError(
-            f"{name} holds {checks.shown(document)}, which is no scenario, so there is nothing to "
-            "show; give a YAML file with a workload and a server"
-        )
+    check_mapping(document, name, "`workload` and `server`, or `network`")
     build(document, folder, name)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from penstock.checking.enough_requests import estimate_latency
 from penstock.checking.head import first_lines
 from penstock.serving.controls import Case
+from penstock.show.answers import plain
 from penstock.show.page import Line, tone
 from penstock.system.prefix_cache import as_serving
 from penstock.theory.certify import certify
@@ -28,7 +29,7 @@ def theory(case: Case) -> dict[str, Any]:
     most = workload.rate * certificate.max_load
     return {
         **as_data(first_lines(of.name, of.system, certificate, of.hardware)),
-        "certificate": certificate.as_dict(),
+        "certificate": plain(certificate),
         "load": {"rho": certificate.rho, "rate": workload.rate, "max_rate": most},
         "region": _region(case),
         "limits": {name: getattr(server, name) for name in ("token_budget", "max_batch_size")},

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -22,6 +23,9 @@ from penstock.words import digits
 Of = TypeVar("Of")
 
 UNKNOWN = "?"
+
+_ENTRY = re.compile(r"^(\w+).*\n(?: .*\n?)+", re.MULTILINE)
+"""What a docstring lists of an attribute, or of several, by the first of them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +51,13 @@ class Meaning:
 def computed(
     section: Section | None = None, name: str | None = None, **look: Any
 ) -> Callable[[Callable[[Any], Of]], Of]:
-    """Make a method a property that is shown as a field is; its docstring says what it means."""
+    """Make a method a property that is shown as a field is; its docstring says what it means, and
+    by what it `Returns` which keys a dictionary has.
+    """
 
     def made(method: Callable[[Any], Of]) -> Of:
         meant = property(method)
-        text = inspect.cleandoc(method.__doc__ or "")
+        text = inspect.cleandoc(method.__doc__ or "").partition("\n\nReturns\n---")[0]
         method.meaning = Meaning(text, section, name, **look)  # type: ignore[attr-defined]
         return cast(Of, meant)
 
@@ -75,24 +81,29 @@ def _beside(types: dict[str, Any]) -> dict[str, Meaning]:
     return {name: part for name, part in parts if isinstance(part, Meaning)}
 
 
-class Shown:
-    """An answer: as plain data, as a page, and in a notebook."""
+class AsData:
+    """What JSON has as its fields say; its docstring lists what they mean."""
 
     def __init_subclass__(cls) -> None:
         types = inspect.get_annotations(cls)
         if any(isinstance(kind, str) and "Meaning(" in kind for kind in types.values()):
             raise TypeError(f"the annotations of {cls.__name__} are text, which hides meanings")
-        meant = _beside(types)
-        if meant:  # so that `help` says them too, behind what the docstring lists itself
+        if meant := _beside(types):  # so that `help` says them too, in the order of the fields
             text = inspect.cleandoc(cls.__doc__ or "")
-            head = "" if "\nAttributes\n---" in text else "\n\nAttributes\n----------"
-            lines = (f"\n{name}\n    {meaning.text}" for name, meaning in meant.items())
-            cls.__doc__ = "".join([text, head, *lines])
+            head, _, listed = f"{text}\n".partition("\nAttributes\n----------\n")
+            said = {entry[1]: entry[0] for entry in _ENTRY.finditer(listed)}
+            said |= {name: f"{name}\n    {meaning.text}\n" for name, meaning in meant.items()}
+            lines = (said.pop(name) for name in types if name in said)
+            cls.__doc__ = "".join([head.rstrip(), "\n\nAttributes\n----------\n", *lines]).rstrip()
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain data, for JSON."""
         document: dict[str, Any] = plain_fields(self)
         return document
+
+
+class Shown(AsData):
+    """An answer: as plain data, as a page, and in a notebook."""
 
     def page(self, *named: Any) -> Page:
         """Return what is known, to be shown; some answers take a scenario or names to be called

@@ -468,7 +468,35 @@ class Run:
         return {row.pop("metric"): row for row in self.latency().iter_rows(named=True)}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form of what was simulated."""
+        """Return the JSON form of what was simulated.
+
+        Returns
+        -------
+        jobs
+            That arrived; of a server they are its requests.
+        requests
+            Of these jobs.
+        unfinished
+            Jobs that had not ended when the run stopped.
+        batches
+            That started, less those that died with their replica.
+        seconds
+            Simulated.
+        tokens_per_s
+            Tokens of batches that ended, per second.
+        utilisation
+            Share of the time in batches, over all replicas.
+        growth_tokens_per_s
+            By which the tokens that are left grew, in the later part of the run.
+        preemptions
+            How often a request had to make room.
+        recomputed_tokens
+            That were processed again after it.
+        reused_tokens
+            That requests found computed when they were admitted.
+        dropped
+            Requests left out because they could never fit.
+        """
         jobs, growth = self.arrived, self.growth_tokens_per_s
         return {
             "jobs": jobs,

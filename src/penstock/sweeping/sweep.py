@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from penstock import checks
-from penstock.document import Section, Whole, files_named, parsed, read_document
+from penstock.document import Section, Whole, check_mapping, files_named, parsed, read_document
 from penstock.errors import InputError
 from penstock.scenario.run_section import DEFAULT_ARRIVALS
 from penstock.scenario.scenario import describes_network
@@ -206,10 +206,21 @@ def set_up(
 
 
 def table(plan: Sweep, rows: Mapping[int, Row]) -> pl.DataFrame:
-    """Return the finished points as a table, in the order of the grid."""
-    # ``verdict`` is the theorem's, or where it says nothing the test's; latencies (``ttft_p99_s``
-    # ...) are of the finite run, of a steady state only if stable; ``error``: why a bad point has
-    # nothing else.
+    """Return the finished points as a table, in the order of the grid, with a column for each field
+    that varies.
+
+    Returns
+    -------
+    point
+        Its number in the grid.
+    seed
+        Of its workload.
+    error
+        Why a bad point has nothing else.
+    ** : penstock.sweeping.tasks._found
+        ``verdict`` is the theorem's, or where it says nothing the test's; latencies are of the
+        finite run, of a steady state only if stable.
+    """
     done = [point for point in plan.points if point.index in rows]
     kinds = {str: pl.String, float: pl.Float64, int: pl.Int64}
     wanted = {**FACTS, **dict.fromkeys(LATENCIES, float), "error": str}
@@ -304,11 +315,7 @@ def _document(scenario: Any) -> tuple[dict[str, Any], Path, str]:
         path = checks.path("the name of a scenario", scenario)
         document = read_document(path)
     name = path.name
-    if not isinstance(document, dict):
-        raise InputError(
-            f"{name} holds {checks.shown(document)}, but a scenario is a mapping with `workload` "
-            "and `server`"
-        )
+    check_mapping(document, name, "`workload` and `server`")
     if describes_network(document):
         raise InputError(
             f"{name} describes a network; sweeps vary scenarios of one server: `workload` and "

@@ -85,7 +85,43 @@ def run_point(job: Job, point: Point) -> Row:
 
 
 def _found(document: Mapping[str, Any], job: Job, seed: int) -> Row:
-    """Certify, test and simulate one scenario."""
+    """Certify, test and simulate one scenario.
+
+    Returns
+    -------
+    verdict
+        ``stable``, ``unstable``, ``critical`` or ``undecided``.
+    theory
+        What a theorem says: one of these, or ``unknown``.
+    rho
+        Load.
+    max_rate
+        Requests/s above which no policy is stable.
+    max_rate_low, max_rate_high
+        The same at the slow and at the fast end of the batch times; null: they are taken as exact.
+    throughput
+        Requests that ended, per second.
+    ttft_mean_s, ttft_p50_s, ttft_p90_s, ttft_p95_s, ttft_p99_s
+        From arrival to first token.
+    tbt_mean_s, tbt_p50_s, tbt_p90_s, tbt_p95_s, tbt_p99_s
+        From token to token.
+    e2e_mean_s, e2e_p50_s, e2e_p90_s, e2e_p95_s, e2e_p99_s
+        From arrival to last token.
+    requests
+        That arrived.
+    unfinished
+        Requests that had not ended when the run stopped.
+    batches
+        That started.
+    seconds
+        Simulated.
+    tokens_per_s
+        Tokens of batches that ended, per second.
+    utilisation
+        Share of the time in batches.
+    preemptions
+        How often a request had to make room.
+    """
     settings = _section(SimulateSection, document, "simulate")
     workload = _workload(document, job.folder).with_seed(seed)
     server = _server(json.dumps(document.get("server", {}), default=str), job.folder)

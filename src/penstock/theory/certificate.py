@@ -48,11 +48,12 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 
 from penstock.errors import InputError
+from penstock.show.answers import AsData, Meaning, computed
 from penstock.system.server import Server
 from penstock.theory.attention import prefill_at_least
 from penstock.theory.hypotheses import (
@@ -93,36 +94,13 @@ _ROUNDING = 1e-12
 
 
 @dataclasses.dataclass(frozen=True)
-class Certificate:
+class Certificate(AsData):
     """What a theorem says of a server or a network.
 
     Attributes
     ----------
-    verdict
-        ``stable``, ``unstable``, ``critical`` (at a limit, where the theorems are silent) or
-        ``unknown``.
-    theorem
-        The theorem used, or None.
-    reason
-        One sentence.
-    hypotheses
-        Every hypothesis of the theorem used, or, where none says anything, of those tried; none at
-        a limit.
     pools
         Load and limits of each pool.
-    certified_load
-        Factor on all rates below which a theorem says stable under these policies, for jobs as they
-        come at that rate; None where none does at any.
-    any_policy
-        What is certified for every work-conserving policy that treats phases as these do; None
-        where nothing arrives in a cycle of pools.
-    virtual_station
-        Where a static priority order fails first; None if it has no virtual station, or if nothing
-        is said of it.
-    order
-        Sets of pools in topological order; jobs can go round within a set of several.
-    joins
-        Bounds on what waits at joins.
     rate
         Jobs that arrive per second, of a server its requests.
     measured
@@ -131,16 +109,49 @@ class Certificate:
         Whether it is that of one server.
     """
 
-    verdict: Verdict
-    theorem: str | None
-    reason: str
-    hypotheses: tuple[Hypothesis, ...]
+    verdict: Annotated[
+        Verdict,
+        Meaning(
+            "``stable``, ``unstable``, ``critical`` (at a limit, where the theorems are silent) "
+            "or ``unknown``."
+        ),
+    ]
+    theorem: Annotated[str | None, Meaning("The theorem used, or None.")]
+    reason: Annotated[str, Meaning("One sentence.")]
+    hypotheses: Annotated[
+        tuple[Hypothesis, ...],
+        Meaning(
+            "Every hypothesis of the theorem used, or, where none says anything, of those tried; "
+            "none at a limit."
+        ),
+    ]
     pools: tuple[PoolLoad, ...]
-    certified_load: float | None
-    any_policy: "GlobalStability | None" = None
-    virtual_station: "VirtualStation | None" = None
-    order: tuple[tuple[str, ...], ...] = ()
-    joins: "tuple[JoinBound, ...]" = ()
+    certified_load: Annotated[
+        float | None,
+        Meaning(
+            "Factor on all rates below which a theorem says stable under these policies, for jobs "
+            "as they come at that rate; None where none does at any."
+        ),
+    ]
+    any_policy: Annotated[
+        "GlobalStability | None",
+        Meaning(
+            "What is certified for every work-conserving policy that treats phases as these do; "
+            "None where nothing arrives in a cycle of pools."
+        ),
+    ] = None
+    virtual_station: Annotated[
+        "VirtualStation | None",
+        Meaning(
+            "Where a static priority order fails first; None if it has no virtual station, or if "
+            "nothing is said of it."
+        ),
+    ] = None
+    order: Annotated[
+        tuple[tuple[str, ...], ...],
+        Meaning("Sets of pools in topological order; jobs can go round within a set of several."),
+    ] = ()
+    joins: Annotated["tuple[JoinBound, ...]", Meaning("Bounds on what waits at joins.")] = ()
     rate: float = 1.0
     measured: float | None = None
     of_server: bool = False
@@ -191,7 +202,7 @@ class Certificate:
         """Beside a prefix cache, the load of the bottleneck if it found nothing; else None."""
         return self.bottleneck.rho_without_cache
 
-    @property
+    @computed()
     def margin(self) -> float:
         """What is left of the bottleneck, as a share: 1 - its load where the token budget binds,
         negative when overloaded. Where the load is `measured`, no more than that leaves.
@@ -210,14 +221,14 @@ class Certificate:
         """Jobs/s above which no policy is stable, by the tightest necessary condition."""
         return self.rate * self.max_load
 
-    @property
+    @computed()
     def certified_rate(self) -> float | None:
         """Jobs/s below which a theorem says stable; None where none does at any rate."""
         if self.certified_load is None:
             return None
         return self.rate * self.certified_load
 
-    @property
+    @computed()
     def bounds(self) -> tuple[Bound, ...]:
         """Necessary conditions: jobs/s that each limit of the bottleneck can carry, the token
         budget first.
@@ -239,6 +250,11 @@ class Certificate:
 
         return mean_backlog(self.load)
 
+    @computed(key="mean_backlog")
+    def _mean_backlog(self) -> "MeanBacklog | None":
+        """Of a server: bounds of the long-run mean of the work that it has left, tokens."""
+        return self.mean_backlog if self.of_server else None
+
     def with_found(self, share: float, server: Server) -> "Certificate":
         """Return the certificate of a server beside a run in which a prefix cache had a share of
         the prompt tokens: with the load that this leaves.
@@ -252,7 +268,30 @@ class Certificate:
         return dataclasses.replace(self, measured=max(measured, self.bottleneck.rho))
 
     def load_as_dict(self) -> dict[str, float | None]:
-        """Return the JSON form of a server's load."""
+        """Return the JSON form of a server's load.
+
+        Returns
+        -------
+        rho
+            Load: tokens that arrive over the most that batches of any size process, beside a prefix
+            cache without what the run found there.
+        arrival_rate
+            Requests/s.
+        tokens_per_request
+            Of batches, on average.
+        offered_tokens_per_s
+            That arrive.
+        capacity_tokens_per_s
+            That full batches process.
+        max_rate
+            Requests/s above which no policy is stable.
+        rho_at_least
+            Beside a prefix cache, the load if it kept everything.
+        rho_without_cache
+            Beside a prefix cache, the load if it found nothing.
+        rho_measured
+            Beside a prefix cache, the load by what the run found there.
+        """
         load = self.load
         return {
             "rho": self.rho,
@@ -264,28 +303,6 @@ class Certificate:
             "rho_at_least": self.rho_at_least,
             "rho_without_cache": self.rho_without_cache,
             "rho_measured": self.measured,
-        }
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form; bounds are those of the bottleneck."""
-        anyone, virtual = self.any_policy, self.virtual_station
-        return {
-            "verdict": self.verdict,
-            "theorem": self.theorem,
-            "reason": self.reason,
-            "margin": self.margin,
-            "hypotheses": [dataclasses.asdict(hypothesis) for hypothesis in self.hypotheses],
-            "bounds": [dataclasses.asdict(bound) for bound in self.bounds],
-            "certified_load": self.certified_load,
-            "certified_rate": self.certified_rate,
-            "mean_backlog": self.mean_backlog.as_dict() if self.of_server else None,
-            "any_policy": anyone and anyone.as_dict(),
-            "virtual_station": virtual and virtual.as_dict(),
-            "order": [list(pools) for pools in self.order],
-            "joins": [
-                {"stage": join.stage, "branches": join.branches, "bound": join.bound}
-                for join in self.joins
-            ],
         }
 
 

@@ -4,8 +4,9 @@ there, which is each replica of any pool.
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
+from penstock.show.answers import AsData, Meaning
 from penstock.system.server import Server
 from penstock.theory.kv_blocks import SAMPLE, Longest, at_once, largest
 from penstock.theory.load import Load
@@ -34,13 +35,15 @@ _SAFE = "four standard errors on the safe side"
 
 
 @dataclasses.dataclass(frozen=True)
-class Hypothesis:
+class Hypothesis(AsData):
     """A condition of a theorem."""
 
-    name: str
-    held: bool
-    why: str  # what was looked at, and what to change where it fails
-    checked: bool = True  # False: on the user's word: of a policy, or of a class of the user's own
+    name: Annotated[str, Meaning("What is asked for.")]
+    held: Annotated[bool, Meaning("Whether it holds.")]
+    why: Annotated[str, Meaning("What was looked at, and what to change where it fails.")]
+    checked: Annotated[
+        bool, Meaning("False: on the user's word: of a policy, or of a class of the user's own.")
+    ] = True
 
     @classmethod
     def unless(cls, name: str, failure: str | None) -> "Hypothesis":

@@ -42,11 +42,12 @@ prompts.
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
 from penstock.inputs.caching import cached
+from penstock.show.answers import AsData, Meaning, computed
 from penstock.system.server import Server
 from penstock.theory.attention import in_name
 from penstock.theory.hypotheses import CRITICAL_BAND
@@ -66,38 +67,32 @@ LimitName = Literal["token budget", "max batch size", "KV memory", "transfers"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Limit:
-    """A limit of a pool, and how much of it is asked for.
+class Limit(AsData):
+    """A limit of a pool, and how much of it is asked for."""
 
-    Attributes
-    ----------
-    name
-        ``token budget``, ``max batch size``, ``KV memory`` or ``transfers``.
-    load
-        What arrives over what the limit lets any policy carry.
-    standard_error
-        Of the load, where it is the mean of a sample of jobs; else 0.
-    theorem
-        Where it is proved.
-    why
-        The numbers that it comes from.
-    sampled
-        Whether the load is that of a sample of the lengths, four standard errors on the safe side.
-    """
-
-    name: LimitName
-    load: float
-    standard_error: float
-    theorem: str
-    why: str
-    sampled: bool = False
+    name: Annotated[
+        LimitName, Meaning("``token budget``, ``max batch size``, ``KV memory`` or ``transfers``.")
+    ]
+    load: Annotated[float, Meaning("What arrives over what the limit lets any policy carry.")]
+    standard_error: Annotated[
+        float, Meaning("Of the load, where it is the mean of a sample of jobs; else 0.")
+    ]
+    theorem: Annotated[str, Meaning("Where it is proved.")]
+    why: Annotated[str, Meaning("The numbers that it comes from.")]
+    sampled: Annotated[
+        bool,
+        Meaning(
+            "Whether the load is that of a sample of the lengths, four standard errors on the "
+            "safe side."
+        ),
+    ] = False
 
     @property
     def carried(self) -> float:
         """How many times what arrives it lets any policy carry."""
         return 1 / self.load
 
-    @property
+    @computed()
     def margin(self) -> float:
         """What is left, as a share of what the limit carries; negative where it is exceeded."""
         return 1 - self.load
@@ -106,10 +101,6 @@ class Limit:
     def exceeded(self) -> bool:
         """Whether no policy is stable: above 1, by more than what sampling may be wrong by."""
         return self.load - STANDARD_ERRORS * self.standard_error > 1 + CRITICAL_BAND
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return dataclasses.asdict(self) | {"margin": self.margin}
 
     @property
     def in_words(self) -> str:
@@ -120,14 +111,21 @@ class Limit:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bound:
+class Bound(AsData):
     """A request rate that no policy can exceed."""
 
-    name: LimitName
-    max_rate: float  # requests/s above which the backlog grows for ever
-    theorem: str
-    why: str  # the numbers that it comes from
-    sampled: bool = False  # by a sample of the lengths, with four standard errors on the safe side
+    name: Annotated[
+        LimitName, Meaning("``token budget``, ``max batch size``, ``KV memory`` or ``transfers``.")
+    ]
+    max_rate: Annotated[
+        float, Meaning("Requests/s, or jobs/s, above which the backlog grows for ever.")
+    ]
+    theorem: Annotated[str, Meaning("Where it is proved.")]
+    why: Annotated[str, Meaning("The numbers that it comes from.")]
+    sampled: Annotated[
+        bool,
+        Meaning("Whether it is by a sample of the lengths, four standard errors on the safe side."),
+    ] = False
 
 
 @dataclasses.dataclass(frozen=True)

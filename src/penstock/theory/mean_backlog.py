@@ -22,10 +22,11 @@ Hence
 """
 
 import dataclasses
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 
+from penstock.show.answers import AsData, Meaning, computed
 from penstock.system.server import Server
 from penstock.theory import hypotheses as conditions
 from penstock.theory.hypotheses import Hypothesis
@@ -39,7 +40,7 @@ _ROUNDING = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
-class MeanBacklog:
+class MeanBacklog(AsData):
     """Bounds of the long-run mean of the work that a server has before it (Appendix C, corrected).
 
     The work is the tokens of all requests that are in no batch yet, and of the batch that runs what
@@ -47,20 +48,18 @@ class MeanBacklog:
 
     Attributes
     ----------
-    low, high
-        Tokens; None where a hypothesis fails.
     hypotheses
         What the bounds ask for, those of Theorem 1(b) first.
     """
 
-    low: float | None
-    high: float | None
+    low: Annotated[float | None, Meaning("Tokens; None where a hypothesis fails.")]
+    high: Annotated[float | None, Meaning("Tokens; None where a hypothesis fails.")]
     hypotheses: tuple[Hypothesis, ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        failed = [f"{h.name}: {h.why}" for h in self.hypotheses if not h.held]
-        return {"low": self.low, "high": self.high, "failed": failed}
+    @computed()
+    def failed(self) -> list[str]:
+        """The hypotheses that fail, and why."""
+        return [f"{h.name}: {h.why}" for h in self.hypotheses if not h.held]
 
 
 def mean_backlog(load: Load) -> MeanBacklog:

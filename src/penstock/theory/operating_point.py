@@ -5,19 +5,35 @@ bring.
 import dataclasses
 from typing import Annotated, Any
 
-from penstock.show.answers import Meaning, computed
+from penstock.show.answers import AsData, Meaning, computed
 from penstock.system.prefix_cache import as_serving
 from penstock.system.scheduler import words_where
 from penstock.system.server import Server
 from penstock.theory.kv_blocks import least_on_average, reuses
 from penstock.theory.limits import Bound, bounds
 from penstock.theory.load import load
-from penstock.theory.region import Optimum, Region, linear_program, region, sarathi_region
+from penstock.theory.region import Optimum, Region, Use, linear_program, region, sarathi_region
 from penstock.workload.workload import Workload
 
 
+def _by_phase(point: tuple[float, float]) -> dict[str, float]:
+    """Return what JSON has of token rates.
+
+    Returns
+    -------
+    prefill_tokens_per_s, decode_tokens_per_s
+        That arrive.
+    """
+    return {"prefill_tokens_per_s": point[0], "decode_tokens_per_s": point[1]}
+
+
+def _mix(optimum: Optimum) -> tuple[Use, ...]:
+    """Return what JSON has of the best batches."""
+    return optimum.mix
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class OperatingPoint:
+class OperatingPoint(AsData):
     """A workload in the region of a server."""
 
     region: Annotated[
@@ -32,7 +48,7 @@ class OperatingPoint:
         tuple[float, float],
         Meaning(
             "Tokens/s that arrive.",
-            data=lambda of: {"prefill_tokens_per_s": of[0], "decode_tokens_per_s": of[1]},
+            data=_by_phase,
         ),
     ]
     optimum: Annotated[
@@ -40,7 +56,7 @@ class OperatingPoint:
         Meaning(
             "The batches by which the server carries the most in the same proportion.",
             key="mix",
-            data=lambda optimum: optimum.mix,
+            data=_mix,
         ),
     ]
     # Of Sarathi-Serve under a max batch size, for prompts so long that one of them fills what the
@@ -105,14 +121,30 @@ class OperatingPoint:
 
     @computed(key="own")
     def _own(self) -> dict[str, Any] | None:
-        """The region of the policy itself, and the rate at its boundary; None: it is not known."""
+        """The region of the policy itself, and the rate at its boundary; None: it is not known.
+
+        Returns
+        -------
+        vertices
+            Its corners.
+        max_rate
+            Requests/s there.
+        """
         if self.own is None:
             return None
         return {"vertices": self.own.vertices, "max_rate": self.own_max_rate}
 
     @computed()
     def prices(self) -> dict[str, float | None]:
-        """What a token or a request more costs, and what another slot would bring."""
+        """What a token or a request more costs, and what another slot would bring.
+
+        Returns
+        -------
+        seconds_per_prefill_token, seconds_per_decode_token, seconds_per_prefill_request
+            Server time.
+        tokens_per_s_per_slot
+            Along the direction of the load.
+        """
         best = self.optimum
         return {
             "seconds_per_prefill_token": best.seconds_per_prefill_token,

@@ -23,7 +23,7 @@ count its attention.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ import numpy.typing as npt
 from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats, Ints
+from penstock.show.answers import Meaning
 from penstock.system import hull
 from penstock.system.server import Server
 from penstock.theory.attention import refuse_composition
@@ -148,10 +149,10 @@ def sarathi_region(server: Server) -> Region:
 class Use(NamedTuple):
     """A batch of the best mix, its share of the server's time, and its most prefill requests."""
 
-    prefill_tokens: int
-    decode_tokens: int
-    prefill_requests: int
-    share: float
+    prefill_tokens: Annotated[int, Meaning("Of the batch.")]
+    decode_tokens: Annotated[int, Meaning("Of the batch.")]
+    prefill_requests: Annotated[int, Meaning("The most that it has.")]
+    share: Annotated[float, Meaning("Of the server's time.")]
 
 
 @dataclasses.dataclass(frozen=True)

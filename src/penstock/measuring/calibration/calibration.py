@@ -31,6 +31,19 @@ LESS = 0.05
 _PARTS = {"fitted": True, "judged": False, "all": None}
 
 
+def _of_runs(
+    values_of: Mapping[str, Mapping[str, float]],
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return what JSON has of the parameters of each run.
+
+    Returns
+    -------
+    ** : with_units
+        Of each parameter.
+    """
+    return {run: with_units(values) for run, values in values_of.items()}
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Calibration(Shown):
     """A calibrated server, and how well it predicts.
@@ -61,8 +74,7 @@ class Calibration(Shown):
         key=None,
     )]  # fmt: skip
     values: Annotated[Mapping[str, float], Meaning(
-        "The parameters that were fitted, in seconds and tokens, by the names of `UNITS`; in JSON "
-        "with their units.",
+        "The parameters that were fitted, in seconds and tokens; in JSON with their units.",
         key="parameters", data=with_units,
     )]  # fmt: skip
     held: Annotated[Mapping[str, str], Meaning("Why each of the other parameters was left out.")]
@@ -74,20 +86,20 @@ class Calibration(Shown):
     assumed: tuple[str, ...]
     values_of: Annotated[Mapping[str, Mapping[str, float]], Meaning(
         "``values`` as adjusted to each run.", key="parameters_of_runs",
-        data=lambda of: {run: with_units(values) for run, values in of.items()},
+        data=_of_runs,
     )]  # fmt: skip
     per_run: Annotated[str, Meaning("What was adjusted.")]
     tokens_held: float
     rows: Annotated[pl.DataFrame, Meaning(
         "One row per row of the benchmarks: row, run, shape, load, fitted; ``measured``, "
-        "``predicted`` and relative ``error`` of each of `METRICS` as ``ttft_measured`` and so "
+        "``predicted`` and relative ``error`` of each metric as ``ttft_measured`` and so "
         "on, in seconds and requests per second, null where not measured; ``limit_per_s``, the "
         "requests per second that the server carries of this shape, and ``limit_at_least_per_s``, "
         "with no more KV memory than the rows held, where no limit is known; ``beyond``, whether "
         "more than that arrive (null for a closed loop, which never offers more); ``missed``, "
-        "whether any of `JUDGED` is off by more than `MISSED`; ``hinges_on``, the unidentified "
-        "costs that its prediction hinges on; ``note``, what of the row is not simulated. Each is "
-        "predicted by the server of its run."
+        f"whether any of {', '.join(JUDGED)} is off by more than {MISSED:.0%}; "
+        "``hinges_on``, the unidentified costs that its prediction hinges on; ``note``, what of "
+        "the row is not simulated. Each is predicted by the server of its run."
     )]  # fmt: skip
     common_rows: pl.DataFrame
 

@@ -39,7 +39,15 @@ def time_shown(metric: str, value: float | None) -> str:
 
 
 def with_units(values: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    """Return parameters as a JSON document says them."""
+    """Return parameters as a JSON document says them.
+
+    Returns
+    -------
+    value
+        In its unit.
+    unit
+        Such as ``ms``.
+    """
     return {
         name: {"value": value * ALL_UNITS[name][1], "unit": ALL_UNITS[name][0]}
         for name, value in values.items()

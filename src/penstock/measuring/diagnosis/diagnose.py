@@ -38,7 +38,14 @@ class Diagnosed:
 
     run: Annotated[str, Meaning("The file that it was read from.")]
     load: Annotated[str, Meaning("Its rate, or its clients; empty if it was refused.")]
-    verdict: Annotated[str, Meaning("One of `VERDICTS`.", name="Verdict")]
+    verdict: Annotated[
+        str,
+        Meaning(
+            "``refused``, ``filling``, ``held back``, ``too short``, ``unknown``, ``saturated``, "
+            "``closed`` or ``steady``.",
+            name="Verdict",
+        ),
+    ]
     said: Annotated[tuple[str, ...], Meaning("The reason, then what else to know of it.")]
     hides: Annotated[str, Meaning("What it does not show.")]
     shows: Annotated[str, Meaning("What it shows; empty: nothing.")] = ""

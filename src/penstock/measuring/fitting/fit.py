@@ -32,9 +32,9 @@ _IN_FILE = (
 class Interval(NamedTuple):
     """A value, and the ends of its interval."""
 
-    value: float
-    low: float
-    high: float
+    value: Annotated[float, Meaning("The parameter.")]
+    low: Annotated[float, Meaning("Low end of its interval.")]
+    high: Annotated[float, Meaning("High end of its interval.")]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

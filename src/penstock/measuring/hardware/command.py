@@ -59,6 +59,27 @@ def hardware(
 
 
 def _as_dict(entry: Any) -> dict[str, Any]:
+    """Return what JSON has of hardware.
+
+    Returns
+    -------
+    name
+        As scenarios call it.
+    description
+        What was measured, in a line.
+    batch_time : scenario
+        As scenarios have it.
+    source
+        Which measurements it was fitted to, or who published it.
+    licence
+        Of those measurements.
+    model, accelerator, tensor_parallel
+        Which language model on what, over how many of them.
+    year
+        When the measurements were made, or published.
+    fit : scenario
+        How well it fits them: whatever the fit reports, by name.
+    """
     said = {"name": entry.name} | vars(entry) | {"batch_time": entry.batch_time.as_section()}
     # A fit may hold what YAML knows and JSON not.
     document: dict[str, Any] = json.loads(json.dumps(said, default=str))

@@ -13,7 +13,39 @@ _SHOWN_TOKENS = 16_384  # up to which batch times are written out
 
 
 def facts_of(served: ServedModel) -> dict[str, Any]:
-    """Return what follows from a shape, as a JSON document says it."""
+    """Return what follows from a shape, as a JSON document says it.
+
+    Returns
+    -------
+    model, gpu, tensor_parallel, engine
+        What was asked for.
+    parameters
+        Of the model.
+    active_parameters
+        That a token goes through.
+    precision : dict
+        Of the ``weights``, the ``experts`` and the ``kv`` memory.
+    weights_bytes_per_gpu
+        What the weights take.
+    kv_bytes_per_token_per_gpu
+        What a token takes, where it is kept.
+    window_bytes_per_request_per_gpu
+        What a request takes besides, however long it is.
+    flops_per_token
+        Of the linear layers.
+    token_budget, max_batch_size
+        The engine's own.
+    kv_tokens : dict
+        Tokens that KV memory has room for: ``estimate``, ``low`` and ``high``.
+    batch_time : scenario
+        As scenarios have it.
+    within_a_factor_of : dict[str, dict]
+        How far off the batch times may be.
+    kernels_measured
+        Whether kernels of this GPU were measured.
+    source
+        Where the batch times come from.
+    """
     shape, numbers, tp = served.shape, served.numbers, served.tensor_parallel
     budget, slots = served.limits
     kv = served.on_gpus.kv_tokens(ENGINES[served.engine], budget)

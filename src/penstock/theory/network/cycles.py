@@ -56,11 +56,12 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 
 from penstock.inputs.arrays import Bools, Floats, Ints
+from penstock.show.answers import AsData, Meaning
 from penstock.system.network_model import NetworkModel
 from penstock.theory.network.fluid_classes import FluidClasses, components, fluid_classes
 from penstock.theory.network.virtual_stations import ranks
@@ -95,37 +96,39 @@ Conditions = list[dict[int, Condition]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Cycle:
+class Cycle(AsData):
     """What the linear program says of pools between which jobs can go round."""
 
-    pools: tuple[str, ...]
+    pools: Annotated[tuple[str, ...], Meaning("Between which jobs can go round.")]
     stable: bool  # at the load given
-    # Factor on all rates up to which it is certified; 0 where no program could be set up.
-    max_load: float
+    max_load: Annotated[
+        float,
+        Meaning(
+            "Factor on all rates up to which it is certified; 0 where no program could be set up."
+        ),
+    ]
     overload: float  # factor at which one of the pools has a load of 1 with full batches
     # Of each class, in G of its own station and in that of others, (v + e, v), the largest 1: those
     # that certify the load given, or else `max_load`.
     weights: dict[str, tuple[float, float]]
-    exact: bool  # beyond `max_load` some work-conserving policy is unstable for sure
+    exact: Annotated[
+        bool, Meaning("Whether beyond `max_load` some work-conserving policy is unstable for sure.")
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
-class GlobalStability:
+class GlobalStability(AsData):
     """Up to which load every work-conserving policy is stable, or every one with some order."""
 
     stable: bool  # at the load given
-    max_load: float  # factor on all rates up to which it is certified
+    max_load: Annotated[float, Meaning("Factor on all rates up to which it is certified.")]
     overload: float  # factor at which the bottleneck has a load of 1 with full batches
-    cycles: tuple[Cycle, ...]
-    exact: bool  # beyond `max_load` some work-conserving policy is unstable for sure
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        cycles = [
-            {"pools": list(cycle.pools), "max_load": cycle.max_load, "exact": cycle.exact}
-            for cycle in self.cycles
-        ]
-        return {"max_load": self.max_load, "exact": self.exact, "cycles": cycles}
+    cycles: Annotated[
+        tuple[Cycle, ...], Meaning("What the linear program says of each cycle of pools.")
+    ]
+    exact: Annotated[
+        bool, Meaning("Whether beyond `max_load` some work-conserving policy is unstable for sure.")
+    ]
 
 
 def global_stability(

@@ -3,10 +3,12 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 
 from penstock.inputs.arrays import Bools, Floats
+from penstock.show.answers import AsData, Meaning, computed
 from penstock.system.network_model import NetworkModel
 from penstock.theory.hypotheses import Proof
 from penstock.theory.limits import Limit, PoolLoad
@@ -16,7 +18,7 @@ from penstock.theory.network.hypotheses import PoolRules
 
 
 @dataclasses.dataclass(frozen=True)
-class JoinBound:
+class JoinBound(AsData):
     """How many requests can wait at a join for others of their job.
 
     One that waits has an unfinished sibling in another branch, so with Q_l requests in branch l of
@@ -27,14 +29,14 @@ class JoinBound:
     not.) In the fluid model both vanish once the branches have drained.
     """
 
-    stage: str
-    branches: int  # n, the most where they differ
+    stage: Annotated[str, Meaning("The join.")]
+    branches: Annotated[int, Meaning("How many it joins, the most where they differ.")]
     # Jobs come to the join about in the order in which they began: all pools are single servers
     # that serve all stages in order of arrival, and no stage decodes only beside one with prompts,
     # which it would overtake.
     k_fcfs: bool
 
-    @property
+    @computed()
     def bound(self) -> str:
         """The bound in words."""
         where = "in any branch"

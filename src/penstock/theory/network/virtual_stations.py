@@ -19,12 +19,13 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 
 from penstock.errors import InputError, nearest
 from penstock.inputs.arrays import Bools, Ints
+from penstock.show.answers import AsData, Meaning, computed
 from penstock.system.network_model import NetworkModel
 from penstock.theory.network.fluid_classes import FluidClasses, components, fluid_classes
 
@@ -33,34 +34,30 @@ MOST_ORDERS = 20_000
 
 
 @dataclasses.dataclass(frozen=True)
-class VirtualStation:
+class VirtualStation(AsData):
     """Classes that a priority order never lets be served at the same time."""
 
-    pools: tuple[str, str]
-    # Of each of the two, the classes in the virtual station.
-    classes: tuple[tuple[str, ...], tuple[str, ...]]
-    # Of each, the classes ranked above them that take a constant share.
-    pushes: tuple[tuple[str, ...], tuple[str, ...]]
-    loads: tuple[float, float]  # of each, at the load given: s_i
+    pools: Annotated[
+        tuple[str, str], Meaning("The two that are never busy with these stages at once.")
+    ]
+    classes: Annotated[
+        tuple[tuple[str, ...], tuple[str, ...]],
+        Meaning("Of each of the two, the stages in the virtual station.", key="stages"),
+    ]
+    pushes: Annotated[
+        tuple[tuple[str, ...], tuple[str, ...]],
+        Meaning("Of each, the stages ranked above them that take a constant share."),
+    ]
+    loads: Annotated[tuple[float, float], Meaning("Of each, at the load given.")]
     shares: tuple[float, float]  # h_i
     ranking: tuple[str, ...]  # the highest first
 
-    @property
+    @computed()
     def max_load(self) -> float:
         """Factor on all rates above which the order is unstable."""
         (s1, s2), (h1, h2) = self.loads, self.shares
         linear, square = s1 + s2 + h1 + h2, s1 * h2 + s2 * h1 + h1 * h2
         return 2 / (linear + math.sqrt(linear**2 - 4 * square))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {
-            "pools": list(self.pools),
-            "stages": [list(stages) for stages in self.classes],
-            "pushes": [list(stages) for stages in self.pushes],
-            "loads": list(self.loads),
-            "max_load": self.max_load,
-        }
 
     @property
     def reason(self) -> str:
