@@ -271,7 +271,10 @@ class Recommendation(Shown):
             done = "carries more beyond the noise"
             if self.objective != "stable-rate":
                 noun = NOUNS[f"{self.objective}_s"]
-                done = f"has a shorter mean {noun}, or carries more, at no price"
+                done = (
+                    f"has a mean {noun} over {WORTH:.0%} shorter, or carries over {CLEARLY:.0%} "
+                    f"more, and makes nothing else over {CLEARLY:.0%} worse"
+                )
             return f"nothing that was tried {done}"
         if old.answer.verdict != "stable" or self.rate > SAFE * old.stable_rate:
             share = self.rate / old.stable_rate
