@@ -1,72 +1,75 @@
 """The keys that `--json` prints: of each command, and of each class of what it answers.
 
-What a key means is the `Meaning` of its field, or what the docstring of the function that makes the
-document says that it `Returns`; a `**` there has the keys of another function besides.
+What a key means is the `Meaning` beside the type of its field, or of what a dictionary has.
 """
 
-import ast
 import collections.abc
 import dataclasses
 import functools
-import importlib
-import inspect
 import re
-import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, TypedDict
 
-from penstock.show.answers import Meaning, meanings
+from penstock.capacity.recommendation import Recommendation
+from penstock.capacity.region import LoadInRegion
+from penstock.capacity.side_by_side import MaxRates
+from penstock.checking import answer, outages, pools, stages
+from penstock.checking.closed_loop import ClosedAnswer
+from penstock.checking.command_choices import Measured
+from penstock.checking.comparison import NetworkComparison, ServerComparison
+from penstock.checking.one_run import OneRun
+from penstock.live import reading
+from penstock.measuring.calibration.calibration import Calibration
+from penstock.measuring.diagnosis.diagnose import Diagnosis
+from penstock.measuring.fitting.fit import Fit
+from penstock.measuring.hardware.view import Entry
+from penstock.measuring.hardware.view_of_shape import ModelOnGpus
+from penstock.planning.answers import Answers
+from penstock.show.answers import Meaning, meanings, method_of
+from penstock.sweeping.sweep import COLUMNS
+from penstock.system import network
+from penstock.theory import mean_backlog
+from penstock.theory.network import cycles, loads, virtual_stations
 
-CHECKING, CAPACITY, MEASURING = "penstock.checking", "penstock.capacity", "penstock.measuring"
-HARDWARE = f"{MEASURING}.hardware"
-MEASURED = (
-    "Where the batch times come from; null: from the scenario.",
-    "",
-    f"{CHECKING}.command_choices.measured",
-)
-COMMANDS: dict[str, tuple[str, ...]] = {
-    "check": (f"{CHECKING}.answer.Answer", f"{CHECKING}.closed_loop.ClosedAnswer"),
-    "compare": (
-        f"{CHECKING}.comparison.ServerComparison", f"{CHECKING}.comparison.NetworkComparison",
-    ),
-    "simulate": (f"{CHECKING}.one_run.OneRun",),
-    "region": (f"{CAPACITY}.region.LoadInRegion",),
-    "max-rate": (f"{CAPACITY}.side_by_side.MaxRates",),
-    "recommend": (f"{CAPACITY}.recommendation.Recommendation",),
-    "plan": ("penstock.planning.answers.Answers",),
+COMMANDS: dict[str, tuple[Any, ...]] = {
+    "check": (answer.Answer, ClosedAnswer),
+    "compare": (ServerComparison, NetworkComparison),
+    "simulate": (OneRun,),
+    "region": (LoadInRegion,),
+    "max-rate": (MaxRates,),
+    "recommend": (Recommendation,),
+    "plan": (Answers,),
     "sweep": (),
-    "hardware": (f"{HARDWARE}.view_of_shape.facts_of",),
-    "diagnose": (f"{MEASURING}.diagnosis.diagnose.Diagnosis",),
-    "fit": (f"{MEASURING}.fitting.fit.Fit",),
-    "calibrate": (f"{MEASURING}.calibration.calibration.Calibration",),
-    "watch": ("penstock.live.reading.Answer",),
-}  # fmt: skip
-"""What a command answers: classes, and functions that make it."""
-
-ADDED: dict[str, dict[str, tuple[str, str, str]]] = {
-    "check": {
-        "measured": MEASURED,
-        "next": ("What to do about targets that are not met, or too much load.", "", ""),
-    },
-    "compare": {"measured": MEASURED},
-    "sweep": {
-        "points": ("Each with its fields as they vary.", "list", "penstock.sweeping.sweep.table")
-    },
-    "hardware": {"hardware": ("All that was asked for.", "list", f"{HARDWARE}.command._as_dict")},
+    "hardware": (ModelOnGpus,),
+    "diagnose": (Diagnosis,),
+    "fit": (Fit,),
+    "calibrate": (Calibration,),
+    "watch": (reading.Answer,),
 }
-"""The keys that a command adds: what each means, what is around, and the function that makes it."""
+"""What a command answers."""
 
-CALLED = {
-    "table": "point", "_as_dict": "entry", "facts_of": "model on a GPU", "measured": "measured",
-}  # fmt: skip
-"""What functions make."""
+POINT: Any = TypedDict("point", COLUMNS)  # type: ignore[misc]
+MEASURED = Annotated[
+    Measured | None, Meaning("Where the batch times come from; null: from the scenario.")
+]
+NEXT = Meaning("What to do about targets that are not met, or too much load.")
+ADDED: dict[str, dict[str, Any]] = {
+    "check": {"measured": MEASURED, "next": Annotated[str | None, NEXT]},
+    "compare": {"measured": MEASURED},
+    "sweep": {"points": Annotated[list[POINT], Meaning("Each with its fields as they vary.")]},
+    "hardware": {"hardware": Annotated[list[Entry], Meaning("All that was asked for.")]},
+}
+"""The keys that a command adds."""
 
-MAPPINGS = (dict, collections.abc.Mapping)
-
-ENTRY = re.compile(r"^(\S.*)\n((?:    .+(?:\n|$))+)", re.MULTILINE)
-"""Of a list in a docstring: names, and what it says of them."""
+LATE: dict[str, Any] = {"System": Any} | {
+    name: kind
+    for module in (cycles, loads, mean_backlog, network, outages, pools, stages, virtual_stations)
+    for name, kind in vars(module).items()
+    if getattr(kind, "__module__", "") == module.__name__
+}
+"""What modules import for types alone."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,30 +78,15 @@ class Key:
 
     text: str
     around: str = ""
-    inside: tuple[Any, ...] = ()  # classes, or documents by hand
-
-
-@dataclasses.dataclass(frozen=True)
-class ByHand:
-    """A dictionary that a function makes, and says what it `Returns`."""
-
-    made: Callable[..., Any]
-    name: str
-
-    def __hash__(self) -> int:
-        return hash(self.name)
+    inside: tuple[Any, ...] = ()  # classes
 
 
 def documents() -> str:
     """Return a table of the keys that JSON has of each command, and of what is in them."""
     parts: list[str] = []
     places: dict[Any, str] = {}
-    for command, names in COMMANDS.items():
-        kinds = [named(name) for name in names]
-        beside = {
-            key: Key(text, around, (named(made),) if made else ())
-            for key, (text, around, made) in ADDED.get(command, {}).items()
-        }
+    for command, kinds in COMMANDS.items():
+        beside = {name: key_of(of) for name, of in ADDED.get(command, {}).items()}
         new: list[Any] = []
         for kind in (*kinds, *(kind for key in beside.values() for kind in key.inside)):
             gather(kind, command, places, new)
@@ -108,7 +96,7 @@ def documents() -> str:
         if beside:
             parts.append(table(beside, places))
         for kind in new:
-            parts += [f"### {title(kind)} {{ #{places[kind]} }}", table(keys_of(kind), places)]
+            parts += [f"### {kind.__name__} {{ #{places[kind]} }}", table(keys_of(kind), places)]
     return "\n\n".join(parts)
 
 
@@ -116,7 +104,7 @@ def gather(kind: Any, command: str, places: dict[Any, str], new: list[Any]) -> N
     """Note where a class is explained, and those inside it: where it comes first."""
     if kind in places:
         return
-    place = f"{command}-{title(kind).replace(' ', '-')}"
+    place = f"{command}-{kind.__name__}"
     places[kind] = place if place not in places.values() else f"{place}-{len(places)}"
     new.append(kind)
     for key in keys_of(kind).values():
@@ -124,14 +112,9 @@ def gather(kind: Any, command: str, places: dict[Any, str], new: list[Any]) -> N
             gather(inner, command, places, new)
 
 
-def title(kind: Any) -> str:
-    """Return what a table is called."""
-    return kind.name if isinstance(kind, ByHand) else kind.__name__
-
-
 def linked(kind: Any, places: Mapping[Any, str]) -> str:
     """Return a link to the table of a class."""
-    return f"[{title(kind)}](#{places[kind]})"
+    return f"[{kind.__name__}](#{places[kind]})"
 
 
 def table(keys: Mapping[str, Key], places: Mapping[Any, str]) -> str:
@@ -144,38 +127,37 @@ def table(keys: Mapping[str, Key], places: Mapping[Any, str]) -> str:
 
 
 def in_cell(text: str) -> str:
-    """Return the text of a docstring as a cell of a table in Markdown, in the words of JSON."""
+    """Return a text as a cell of a table in Markdown, in the words of JSON."""
     text = re.sub(r"\b(None|NaN|infinite(?= where))\b", "null", " ".join(text.split()))
     return re.sub(r"``?([^`]*)``?", r"`\1`", text).replace("|", "\\|")
 
 
 @functools.cache
 def keys_of(kind: Any) -> dict[str, Key]:
-    """Return the keys of a class in JSON, or of what is made by hand."""
-    if isinstance(kind, ByHand):
-        return said_by(kind.made)
-    if issubclass(kind, tuple):
-        beside = inspect.get_annotations(kind)
-        return {name: key_of(kind, name, meaning_in(of), of) for name, of in beside.items()}
-    keys = {}
-    types_of = {field.name: field.type for field in dataclasses.fields(kind)}
-    meant = meanings(kind)
-    fields = meant or ({} if by_hand(kind) else attributes(kind))
-    for name in sorted(fields, key=lambda name: name in types_of and bool(meant)):  # as JSON has it
-        meaning = fields[name]
-        if meaning.key is not None:
-            key = key_of(kind, name, meaning, types_of.get(name))
-            keys[meaning.key or name] = dataclasses.replace(key, text=in_keys(key.text, meant))
-    return keys | (said_by(kind.as_dict) if by_hand(kind) else {})
+    """Return the keys of a class in JSON."""
+    if not dataclasses.is_dataclass(kind):
+        return {name: key_of(of) for name, of in hints(kind).items()}
+    by_hand = hints(getattr(kind, "as_dict", None)).get("return")
+    return keys_of(by_hand) if typing.is_typeddict(by_hand) else dict(keys_of_fields(kind))
 
 
-def attributes(kind: Any) -> dict[str, Meaning]:
-    """Return what the docstring of a class says of its fields."""
-    text = inspect.cleandoc(kind.__doc__ or "").partition("\nAttributes\n----------\n")[2]
-    means = {
-        name: Meaning(said) for names, said in re.findall(ENTRY, text) for name in names.split(", ")
-    }
-    return {field.name: means.get(field.name, Meaning("")) for field in dataclasses.fields(kind)}
+def keys_of_fields(kind: Any) -> Iterator[tuple[str, Key]]:
+    """Yield the keys of fields that have a meaning, and of what is computed, as JSON has them."""
+    meant, of_fields = meanings(kind), hints(kind)
+    fields = [field.name for field in dataclasses.fields(kind)]
+    for name in sorted(meant, key=fields.__contains__):
+        meaning = meant[name]
+        of = of_fields[name] if name in fields else hints(method_of(getattr(kind, name)))["return"]
+        if meaning.data:
+            of = hints(meaning.data).get("return")
+        if meaning.key == "**":
+            yield from (pair for one in inside(of)[1] for pair in keys_of(one).items())
+        elif meaning.key is not None:
+            key = known(in_keys(meaning.text, meant), meaning, of)
+            yield meaning.key or name, key
+            if meaning.of_network:
+                text = f"Of a network, in place of `{meaning.key or name}`."
+                yield meaning.of_network, dataclasses.replace(key, text=text)
 
 
 def in_keys(text: str, meant: Mapping[str, Meaning]) -> str:
@@ -186,114 +168,41 @@ def in_keys(text: str, meant: Mapping[str, Meaning]) -> str:
     return text
 
 
-def key_of(kind: Any, name: str, meaning: Meaning, of: Any) -> Key:
-    """Return what is known of a field, or of what is computed."""
-    makes = meaning.data
-    if makes is None and of is None:
-        makes = getattr(kind, name).fget
-    if makes is None:
-        return Key(meaning.text, *inside(of, module_of(kind, name)))
-    if not hasattr(makes, "__annotations__") or "return" not in makes.__annotations__:
-        return Key(meaning.text)
-    return Key(meaning.text, *made_by(makes, meaning.key or name))
+def hints(of: Any) -> dict[str, Any]:
+    """Return the types of fields, or of what a function takes and returns, and what is beside."""
+    return typing.get_type_hints(of, localns=LATE, include_extras=True) if of else {}
 
 
-def made_by(makes: Callable[..., Any], name: str) -> tuple[str, tuple[Any, ...]]:
-    """Return what is in what a function makes."""
-    of = makes.__annotations__["return"]
-    if "\nReturns\n---" in inspect.cleandoc(makes.__doc__ or ""):
-        return inside(of, sys.modules[makes.__module__], ByHand(makes, name))
-    return inside(of, sys.modules[makes.__module__])
+def key_of(of: Any) -> Key:
+    """Return what is known of a key by its type."""
+    (meaning,) = (part for part in of.__metadata__ if isinstance(part, Meaning))
+    return known(meaning.text, meaning, of)
 
 
-def module_of(kind: Any, name: str) -> types.ModuleType:
-    """Return the module of the class that declares a field."""
-    owner = next(base for base in kind.__mro__ if name in inspect.get_annotations(base))
-    return sys.modules[owner.__module__]
+def known(text: str, meaning: Meaning, of: Any) -> Key:
+    """Return what is known of a key, in these words."""
+    around, kinds = inside(of)
+    return Key(text, meaning.inside or around, kinds)
 
 
-def meaning_in(of: Any) -> Meaning:
-    """Return the meaning beside a type."""
-    parts = of.__metadata__ if typing.get_origin(of) is Annotated else ()
-    return next((part for part in parts if isinstance(part, Meaning)), Meaning(""))
-
-
-def by_hand(kind: Any) -> bool:
-    """Whether a class makes its document itself."""
-    return "\nReturns\n" in inspect.cleandoc(getattr(kind, "as_dict", kind).__doc__ or "")
-
-
-def said_by(made: Callable[..., Any]) -> dict[str, Key]:
-    """Return the keys of what a function returns, by its docstring."""
-    text = inspect.cleandoc(made.__doc__ or "").partition("\nReturns\n-------\n")[2]
-    module = sys.modules[made.__module__]
-    keys: dict[str, Key] = {}
-    for entry, means in re.findall(ENTRY, text):
-        names, _, of = entry.partition(" : ")
-        value = evaluated(of, module) if of and of != "scenario" else None
-        by_function = inspect.isfunction(value)
-        if names == "**":
-            keys = (said_by(value) if inspect.isfunction(value) else keys_of(value)) | keys
-        elif by_function:
-            keys[names] = Key(means, "", (ByHand(value, names),))
-        else:
-            around, kinds = inside(value, module)
-            around = "as in scenarios" if of == "scenario" else around
-            keys |= dict.fromkeys(names.split(", "), Key(means, around, kinds))
-    return keys
-
-
-def inside(
-    of: Any, module: types.ModuleType, by: ByHand | None = None
-) -> tuple[str, tuple[Any, ...]]:
+def inside(of: Any) -> tuple[str, tuple[Any, ...]]:
     """Return what is around the classes of a type, and these."""
-    if isinstance(of, str | typing.ForwardRef):
-        of = evaluated(of if isinstance(of, str) else of.__forward_arg__, module)
     origin, args = typing.get_origin(of), typing.get_args(of)
     if origin is Annotated:
-        return inside(args[0], module, by)
+        return inside(args[0])
     if origin in (typing.Union, types.UnionType):
-        parts = [inside(arg, module, by) for arg in args]
+        parts = [inside(arg) for arg in args]
         return next((around for around, _ in parts if around), ""), tuple(
             dict.fromkeys(one for _, ones in parts for one in ones)
         )
-    if origin in MAPPINGS and by is not None and typing.get_origin(args[1]) not in MAPPINGS:
-        return "", (by,)
-    if origin in MAPPINGS:
-        around, kinds = inside(args[1], module, by)
-        return f"by name{around and f', {around}'}", kinds
-    if of is dict:
-        return "by name", ()
-    if origin in (list, tuple, collections.abc.Sequence):
-        around, kinds = inside(args[0], module, by)
-        return f"list{around and f', {around}'}", kinds
+    for word, kinds, place in (
+        ("by name", (dict, collections.abc.Mapping), 1),
+        ("list", (list, tuple, collections.abc.Sequence), 0),
+    ):
+        if origin in kinds:
+            around, inner = inside(args[place])
+            return f"{word}{around and f', {around}'}", inner
     if getattr(of, "__name__", "") == "DataFrame":
         return "table", ()
-    is_document = isinstance(of, type) and (
-        dataclasses.is_dataclass(of) or (issubclass(of, tuple) and hasattr(of, "_fields"))
-    )
-    return "", (of,) if is_document else ()
-
-
-def evaluated(text: str, module: types.ModuleType) -> Any:
-    """Return what a text names in a module, what it imports for types alone too, or by its path."""
-    if text.startswith("penstock."):
-        return named(text)
-    return eval(text, dict(vars(module)) | dict(imports_of(module, text)))
-
-
-def imports_of(module: types.ModuleType, text: str) -> Iterator[tuple[str, Any]]:
-    """Yield what a module imports of the names in a text."""
-    names = set(re.findall(r"\w+", text)) - vars(module).keys()
-    for node in ast.walk(ast.parse(inspect.getsource(module))):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                if alias.name in names:
-                    yield alias.name, named(f"{node.module}.{alias.name}")
-
-
-def named(path: str) -> Any:
-    """Return the class of a path; a function stands for the document that it makes."""
-    module, _, name = path.rpartition(".")
-    made = getattr(importlib.import_module(module), name)
-    return ByHand(made, CALLED[name]) if name in CALLED else made
+    has_keys = dataclasses.is_dataclass(of) or typing.is_typeddict(of) or hasattr(of, "_fields")
+    return "", (of,) if has_keys else ()

@@ -53,9 +53,6 @@ def sectioned(node: ast.AST, name: str) -> Iterator[str]:
             if "command(" in " ".join(map(ast.unparse, getattr(inner, "decorator_list", []))):
                 continue  # a command, whose docstring is its help
             sections = re.findall(r"^([A-Z][\w ]+)\n---+$", ast.get_docstring(inner) or "", re.MULTILINE)
-            makes = ast.unparse(inner.returns) if isinstance(inner, ast.FunctionDef) and inner.returns else ""
-            if sections == ["Returns"] and re.search("dict|Row|DataFrame", makes):
-                continue  # what makes a document, whose keys the reference of JSON takes from there
             if sections:
                 yield inside
         yield from sectioned(inner, inside)

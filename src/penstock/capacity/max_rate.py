@@ -5,7 +5,7 @@ every rate; of a server in requests/s, of a network in times its load.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from penstock import checks
 from penstock.capacity.target_rate import (
@@ -23,7 +23,7 @@ from penstock.checking.stability import RECORDED, Stability
 from penstock.checking.targets import Target, parsed_targets, refuse_gaps_of_one_token
 from penstock.checking.verdict import verdict
 from penstock.errors import InputError
-from penstock.show.answers import Meaning, Shown, computed, plain_fields
+from penstock.show.answers import AsData, Meaning, Shown, computed
 from penstock.show.page import Section
 from penstock.simulation.progress import Progress, in_parts, part_of
 from penstock.system.kinds import System, as_network, asked_about, refuse
@@ -49,10 +49,10 @@ _GUIDED = 6  # trials that go by the drift of those before; then halves are take
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Trial:
+class Trial(AsData):
     """A rate that was tried, and what was found."""
 
-    rate: Annotated[float, Meaning("Requests/s, or times the load.")]
+    rate: Annotated[float, Meaning("Requests/s, or times the load.", of_network="load")]
     stability: Annotated[Stability, Meaning("What the test says there.", key=None)]
 
     @computed()
@@ -65,39 +65,29 @@ class Trial:
         """Share of the arriving work by which a large backlog grows; below 0 it shrinks."""
         return self.stability.drift
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form.
-
-        Returns
-        -------
-        load
-            Of a network in place of `rate`, times its own load.
-        """
-        return plain_fields(self)
+    @property
+    def is_network(self) -> bool:
+        """Whether it is a load of a network."""
+        return bool(self.stability.floods)
 
 
-def _of_ends(ends: "Ends[MaxRate] | None") -> dict[str, Any] | None:
-    """Return what JSON has of both ends of the batch times.
+@dataclasses.dataclass(frozen=True)
+class RateAtEnds:
+    """The highest rate at both ends of the batch times."""
 
-    Returns
-    -------
-    rate
-        At the slow and at the fast end; of a network as ``load``.
-    load
-        In place of it, times the load of the network.
-    bound
-        At the slow and at the fast end.
-    origin
-        What the interval comes from.
-    """
+    rate: Annotated[list[float], Meaning("At the slow and at the fast end.", of_network="load")]
+    bound: Annotated[list[float], Meaning("Likewise.")]
+    origin: Annotated[str, Meaning("What the interval comes from.")]
+    is_network: bool
+
+
+def _of_ends(ends: "Ends[MaxRate] | None") -> RateAtEnds | None:
+    """Return what JSON has of both ends of the batch times."""
     if ends is None:
         return None
-    both = ends.slow, ends.fast
-    return {
-        "rate": [end.rate for end in both],
-        "bound": [end.bound for end in both],
-        "origin": ends.origin,
-    }
+    slow, fast = ends.slow, ends.fast
+    both = [slow.rate, fast.rate], [slow.bound, fast.bound]
+    return RateAtEnds(*both, ends.origin, slow.is_network)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -113,6 +103,7 @@ class MaxRate(Shown):
             _HIGHEST,
             "Stable up to",
             format=_figures,
+            of_network="load",
         ),
     ]
     above: Annotated[
@@ -177,7 +168,8 @@ class MaxRate(Shown):
         """The rate as a share of the bound."""
         return self.rate / self.bound
 
-    @computed(_HIGHEST, "Certified to", format=_figures, key="certified_rate")
+    @computed(_HIGHEST, "Certified to", format=_figures, key="certified_rate",
+              of_network="certified_load")  # fmt: skip
     def certified(self) -> float | None:
         """Rate up to which a theorem says stable, None where none does at any."""
         rate = self.certificate.certified_rate
@@ -202,24 +194,10 @@ class MaxRate(Shown):
         """Requests, or jobs, that arrived while backlogs were watched."""
         return sum(trial.stability.arrivals for trial in self.trials)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form; rates of a network are called loads.
-
-        Returns
-        -------
-        load
-            Of a network in place of `rate`, times its own load.
-        certified_load
-            Of a network in place of `certified_rate`.
-        """
-        document = super().as_dict()
-        if self.unit == _PER_S:
-            return document
-        for part in (document, document["ends"] or {}, *document["trials"]):
-            for name in ("rate", "certified_rate"):
-                if name in part:
-                    part[name.replace("rate", "load")] = part.pop(name)
-        return document
+    @property
+    def is_network(self) -> bool:
+        """Whether rates are loads of a network."""
+        return self.unit != _PER_S
 
 
 def max_rate(

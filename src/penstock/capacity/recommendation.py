@@ -8,9 +8,11 @@ import numpy as np
 from penstock.capacity.candidates import SAFE, Pruned
 from penstock.capacity.max_rate import MaxRate
 from penstock.checking.answer import Answer, left_open, longer_run
+from penstock.checking.batch_means import OfLatency
 from penstock.checking.doubt import Doubt, beyond_rows
+from penstock.checking.latency import SteadyState
 from penstock.checking.targets import TargetAnswer
-from penstock.show.answers import Meaning, Shown, computed, plain_fields
+from penstock.show.answers import Meaning, Shown, computed
 from penstock.system.server import Server
 from penstock.words import METRICS, NOUNS, duration
 
@@ -28,8 +30,25 @@ def _by_target(targets: tuple[TargetAnswer, ...]) -> dict[str, str]:
     return {str(one.target): one.judgement for one in targets}
 
 
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What to set."""
+
+    policy: Annotated[str, Meaning("Its name.")]
+    token_budget: Annotated[int, Meaning("Tokens of a batch.")]
+    max_batch_size: Annotated[int | None, Meaning("Requests of a batch; null: any.")]
+    policy_params: Annotated[dict[str, Any], Meaning("The parameters of the policy.")]
+
+
+def _choice(of: "Candidate") -> Choice:
+    """Return what JSON has of what is recommended."""
+    server, policy = of.server, of.server.policy
+    params = policy.settings(server.policy_params)
+    return Choice(policy.name, server.token_budget, server.max_batch_size, params)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class Candidate:
+class Candidate(OfLatency):
     """A policy at a token budget and a max batch size, and what was found of it."""
 
     server: Server  # the current server but for these three
@@ -94,27 +113,15 @@ class Candidate:
         """Return a mean latency (``ttft_s``, ``tbt_s`` or ``e2e_s``), or None: there is none."""
         return self.answer.latency.estimates[metric]["mean"].value if self.answer.latency else None
 
-    def choice(self) -> dict[str, Any]:
-        """Return what to set.
+    @computed(key="**")
+    def choice(self) -> Choice:
+        """What to set."""
+        return _choice(self)
 
-        Returns
-        -------
-        policy
-            Its name.
-        token_budget
-            Tokens of a batch.
-        max_batch_size
-            Requests of a batch; null: any.
-        policy_params : dict
-            The parameters of the policy.
-        """
-        server = self.server
-        return {
-            "policy": server.policy.name,
-            "token_budget": server.token_budget,
-            "max_batch_size": server.max_batch_size,
-            "policy_params": server.policy.settings(server.policy_params),
-        }
+    @property
+    def latency(self) -> SteadyState | None:
+        """In the steady state; None: refused."""
+        return self.answer.latency
 
     @computed()
     def bound(self) -> float:
@@ -131,22 +138,6 @@ class Candidate:
         """Why there is no latency, or None."""
         return self.answer.latency_refused
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form.
-
-        Returns
-        -------
-        latency : dict[str, dict]
-            In the steady state, by metric and statistic; null: `refused` says why.
-        latency_interval : dict[str, dict]
-            The ends of each.
-        ** : Candidate.choice
-            What to set.
-        """
-        steady = self.answer.latency.as_dict() if self.answer.latency else {}
-        latency = {"latency": steady.get("latency"), "latency_interval": steady.get("intervals")}
-        return self.choice() | plain_fields(self) | latency
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recommendation(Shown):
@@ -158,9 +149,7 @@ class Recommendation(Shown):
         tuple[Candidate, ...],
         Meaning("What was simulated, the current server first, then from simple to subtle."),
     ]
-    recommended: Annotated[
-        Candidate, Meaning("One of them; in JSON what to set.", data=Candidate.choice)
-    ]
+    recommended: Annotated[Candidate, Meaning("One of them; in JSON what to set.", data=_choice)]
     pruned: Annotated[tuple[Pruned, ...], Meaning("What theory ruled out before.")]
     bound: Annotated[
         float,

@@ -1,10 +1,10 @@
 """Where a workload lies in the region of a server, as far as its batch times are known."""
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated
 
 from penstock.checking.doubt import known_within, reach_of
-from penstock.show.answers import Meaning, Shown, computed, plain_fields
+from penstock.show.answers import Meaning, Shown, computed
 from penstock.simulation.quick import memory_is_full
 from penstock.system.kinds import OfSystem
 from penstock.system.prefix_cache import front_notes
@@ -13,41 +13,31 @@ from penstock.theory.operating_point import OperatingPoint, operating_point
 from penstock.workload.workload import Workload
 
 
+@dataclasses.dataclass(frozen=True)
+class EndsOfLoad:
+    """Between what load and limit lie."""
+
+    load: Annotated[list[float], Meaning("At the fast and at the slow end.")]
+    max_rate: Annotated[list[float], Meaning("At the slow and at the fast end, requests/s.")]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class LoadInRegion(OfSystem, Shown):
     """A workload in the region of a server, and what is not known of it."""
 
     system: Annotated[tuple[Workload, Server], Meaning("What was asked about.", key=None)]
-    point: Annotated[OperatingPoint, Meaning("Where the load lies.", key=None)]
+    point: Annotated[OperatingPoint, Meaning("Where the load lies.", key="**")]
 
     @computed()
-    def calibration(self) -> dict[str, Any] | None:
-        """Ends of load and limit; None: batch times are taken as exact.
-
-        Returns
-        -------
-        load
-            At the fast and at the slow end.
-        max_rate
-            At the slow and at the fast end, requests/s.
-        """
+    def calibration(self) -> EndsOfLoad | None:
+        """Ends of load and limit; None: batch times are taken as exact."""
         reach = reach_of(self.system)
-        return reach and {"load": [*reach.load], "max_rate": [*reach.max_rate]}
+        return reach and EndsOfLoad([*reach.load], [*reach.max_rate])
 
     @computed()
     def warnings(self) -> list[str]:
         """What to know."""
         return [*known_within(self.system), *front_notes(*self.system)]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form of ``region``.
-
-        Returns
-        -------
-        ** : OperatingPoint
-            Where the load lies.
-        """
-        return plain_fields(self.point) | super().as_dict()
 
 
 def load_in_region(workload: Workload, server: Server) -> LoadInRegion:

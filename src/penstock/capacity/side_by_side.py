@@ -22,7 +22,7 @@ class MaxRates(Shown):
 
     rates: Annotated[
         Mapping[str, MaxRate],
-        Meaning("By policy; of a network, `networks`.", key="policies"),
+        Meaning("By policy, or what varies.", key="policies", of_network="networks"),
     ]
     systems: Annotated["Mapping[str, System]", Meaning("What was asked about.", key=None)]
     notes: Annotated[Sequence[str], Meaning("What to know before rates are read.", key=None)] = ()
@@ -33,18 +33,10 @@ class MaxRates(Shown):
         """What to know."""
         return [*self.notes, *self.notices]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form.
-
-        Returns
-        -------
-        networks : Mapping[str, MaxRate]
-            In place of policies, of a network as it is or by what varies.
-        """
-        document = super().as_dict()
-        if not any(isinstance(system, tuple) for system in self.systems.values()):
-            document["networks"] = document.pop("policies")
-        return document
+    @property
+    def is_network(self) -> bool:
+        """Whether all that was asked about are networks."""
+        return not any(isinstance(system, tuple) for system in self.systems.values())
 
 
 def max_rates(

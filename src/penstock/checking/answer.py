@@ -4,25 +4,26 @@ side, of a workload on a server and of a network.
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from penstock.checking.batch_means import latency_as_dict
+from penstock.checking.batch_means import OfLatency
 from penstock.checking.doubt import Doubt
 from penstock.checking.enough_requests import MOST_TIMES_LONGER
 from penstock.checking.latency import SteadyState
+from penstock.checking.simulated import Simulation, simulation
 from penstock.checking.stability import RECORDED, Stability
 from penstock.checking.targets import (
     TargetAnswer,
 )
 from penstock.errors import InputError
-from penstock.show.answers import Meaning, Shown, computed, plain
+from penstock.show.answers import Meaning, Shown, computed
 from penstock.show.page import Page
 from penstock.simulation.quick import MemoryEstimate
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.kinds import OfSystem
 from penstock.system.server import Server
-from penstock.theory.certificate import SPIRAL, VIRTUAL, Certificate
+from penstock.theory.certificate import SPIRAL, VIRTUAL, Certificate, Rho, ServerLoad
 from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -44,8 +45,25 @@ MOST_JOBS = 10_000_000
 _FIRST_REQUESTS = 300
 
 
+class NetworkLoad(Rho):
+    """Load and limit of the pool of a network with the least margin."""
+
+    bottleneck: Annotated[str, Meaning("Its name.")]
+    margin: Annotated[float, Meaning("Left before no policy is stable, as a share.")]
+    max_load: Annotated[float, Meaning("Factor on all rates beyond which no policy is stable.")]
+
+
+@dataclasses.dataclass(frozen=True)
+class RestsOn:
+    """What latency of the steady state rests on."""
+
+    jobs: Annotated[int, Meaning("That it was told from.")]
+    warmup_jobs: Annotated[int, Meaning("Those before them.")]
+    confidence: Annotated[float, Meaning("Of its intervals.")]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class Answer(OfSystem, Shown):
+class Answer(OfSystem, OfLatency, Shown):
     """What is known about a system: theorem, test and run side by side."""
 
     system: Annotated[
@@ -183,30 +201,30 @@ class Answer(OfSystem, Shown):
         """Whether a target is not known to be met."""
         return any(target.judgement != "met" for target in self.targets)
 
-    @functools.cached_property
+    @computed(kept=True, when="is_network")
     def pools(self) -> "tuple[PoolAnswer, ...]":
-        """What is asked of each pool, and what it did."""
+        """Of a network: what is asked of each pool, and what it did."""
         from penstock.checking.pools import pool_answers
 
         return pool_answers(self.network, self.certificate, self.run)
 
-    @functools.cached_property
+    @computed(kept=True, when="is_network")
     def workflows(self) -> "tuple[WorkflowAnswer, ...]":
-        """What arrives of each workflow, and how long its jobs take."""
+        """Of a network: what arrives of each, and how long its jobs take."""
         from penstock.checking.stages import workflow_answers
 
         return workflow_answers(self.network, self.run, self.latency)
 
-    @functools.cached_property
+    @computed(kept=True, when="is_network")
     def stages(self) -> "tuple[StageAnswer, ...]":
-        """What each stage asks of its pool, and how long it takes there."""
+        """Of a network: what each asks of its pool, and how long it takes there."""
         from penstock.checking.stages import stage_answers
 
         return stage_answers(self.network, self.latency)
 
-    @functools.cached_property
+    @computed(kept=True, when="is_network")
     def priorities(self) -> "tuple[PriorityAnswer, ...]":
-        """Latency by priority; none where requests have no priorities, or latency is refused."""
+        """Of a network: latency by priority; none where requests have none, or it is refused."""
         from penstock.checking.stages import priority_answers
 
         return priority_answers(self.latency)
@@ -220,43 +238,9 @@ class Answer(OfSystem, Shown):
         """Return the answer as a page; a scenario says how the question is called."""
         return super().page(scenario)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form of ``check``.
-
-        Returns
-        -------
-        pools : tuple[PoolAnswer, ...]
-            Of a network: what is asked of each pool, and what it did.
-        workflows : tuple[WorkflowAnswer, ...]
-            Of a network: what arrives of each, and how long its jobs take.
-        stages : tuple[StageAnswer, ...]
-            Of a network: what each asks of its pool, and how long it takes there.
-        priorities : tuple[PriorityAnswer, ...]
-            Of a network: latency by priority; none where requests have no priorities, or latency is
-            refused.
-        """
-        document = super().as_dict()
-        if self.is_network:
-            places = ("pools", "workflows", "stages", "priorities")
-            document |= {place: plain(getattr(self, place)) for place in places}
-        return document
-
     @computed(key="load")
-    def _load(self) -> dict[str, Any]:
-        """Load and limit of a server, or of the pool of a network with the least margin.
-
-        Returns
-        -------
-        bottleneck
-            Of a network: the pool with the least margin. Of a server it is left out, as are the
-            margin and `max_load`.
-        margin
-            What is left of it before no policy is stable, as a share.
-        max_load
-            Factor on all rates beyond which no policy is stable.
-        ** : Certificate.load_as_dict
-            A network has of these `rho`, `rho_at_least` and `rho_without_cache`.
-        """
+    def _load(self) -> ServerLoad | NetworkLoad:
+        """Load and limit of a server, or of the pool of a network with the least margin."""
         if not self.is_network:
             return self.certificate.load_as_dict()
         bottleneck = self.bottleneck
@@ -270,52 +254,22 @@ class Answer(OfSystem, Shown):
         }
 
     @computed(key="simulation")
-    def _simulation(self) -> dict[str, Any]:
-        """What the run did, beside the verdict of the test.
-
-        Returns
-        -------
-        verdict
-            Of the test; null where there is none.
-        ** : Run.as_dict
-            What was simulated from empty.
-        """
-        return {"verdict": self.stability and self.stability.verdict} | self.run.as_dict()
+    def _simulation(self) -> Simulation:
+        """What the run did, beside the verdict of the test."""
+        return simulation(self.run, None if self.stability is None else self.stability.verdict)
 
     @computed(key="latency")
-    def _latency(self) -> dict[str, dict[str, Any]] | None:
+    def _latency(self) -> dict[str, dict[str, float | None]] | None:
         """By metric and statistic: of the steady state, else of the run if it kept no rows."""
         if self.latency_refused:
             return None
-        if self.latency is None:
-            return self.run.latency_as_dict()
-        latency: dict[str, Any] = latency_as_dict(self.latency.estimates)["latency"]
-        return latency
-
-    @computed(key="latency_interval")
-    def _intervals(self) -> dict[str, dict[str, Any]] | None:
-        """The ends of each, in the steady state."""
-        if self.latency is None:
-            return None
-        intervals: dict[str, Any] = latency_as_dict(self.latency.estimates)["latency_interval"]
-        return intervals
+        return super()._latency if self.latency else self.run.latency_as_dict()
 
     @computed(key="steady_state")
-    def _rests_on(self) -> dict[str, Any] | None:
-        """What the latency of the steady state rests on.
-
-        Returns
-        -------
-        jobs
-            That it was told from.
-        warmup_jobs
-            Those before them.
-        confidence
-            Of its intervals.
-        """
-        if self.latency is None:
-            return None
-        return {name: getattr(self.latency, name) for name in ("jobs", "warmup_jobs", "confidence")}
+    def _rests_on(self) -> RestsOn | None:
+        """What the latency of the steady state rests on."""
+        of = self.latency
+        return None if of is None else RestsOn(of.jobs, of.warmup_jobs, of.confidence)
 
     @computed(key="warnings")
     def _all_warnings(self) -> list[str]:

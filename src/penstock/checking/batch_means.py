@@ -11,6 +11,7 @@ import numpy.typing as npt
 from penstock import checks
 from penstock.checking.targets import Estimate, Target, share, statistics_of
 from penstock.inputs.arrays import Floats, Ints
+from penstock.show.answers import AsData, computed
 from penstock.simulation import intervals
 from penstock.simulation.distribution import Distribution
 from penstock.words import counted
@@ -357,9 +358,24 @@ def ends(statistics: Statistics) -> dict[str, list[float | None]]:
     return {name: [estimate.low, estimate.high] for name, estimate in statistics.items()}
 
 
-def latency_as_dict(latency: Mapping[str, Statistics] | None) -> dict[str, Any]:
-    """Return latencies by metric, and their intervals, as documents have them."""
-    return {
-        "latency": latency and {metric: values(of) for metric, of in latency.items()},
-        "latency_interval": latency and {metric: ends(of) for metric, of in latency.items()},
-    }
+class OfLatency(AsData):
+    """What has latencies of the steady state, by metric; None: they are refused."""
+
+    latency: Any  # by metric, or a steady state that has them
+
+    @property
+    def _by_metric(self) -> Mapping[str, Statistics] | None:
+        known: Mapping[str, Statistics] | None = getattr(self.latency, "estimates", self.latency)
+        return known
+
+    @computed(key="latency")
+    def _latency(self) -> dict[str, dict[str, float | None]] | None:
+        """In the steady state, by metric and statistic; None: refused."""
+        of = self._by_metric
+        return None if of is None else {metric: values(of[metric]) for metric in of}
+
+    @computed(key="latency_interval")
+    def _intervals(self) -> dict[str, dict[str, list[float | None]]] | None:
+        """The ends of each."""
+        of = self._by_metric
+        return None if of is None else {metric: ends(of[metric]) for metric in of}

@@ -5,17 +5,24 @@ No more requests than clients are under way, so any server is stable, and nothin
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
-from penstock.checking.batch_means import BATCHES, LEAST_REQUESTS
-from penstock.checking.doubt import Interval, beyond_rows, latency_factors
+from penstock.checking.batch_means import BATCHES, LEAST_REQUESTS, OfLatency
+from penstock.checking.doubt import (
+    FACTOR,
+    Interval,
+    beyond_rows,
+    interval_by_name,
+    latency_factors,
+)
 from penstock.checking.head import stable_because
 from penstock.checking.latency import SteadyState, judged, steady_state
+from penstock.checking.simulated import Simulation, simulation
 from penstock.checking.targets import Estimate, Target, TargetAnswer
 from penstock.errors import InputError
-from penstock.show.answers import Shown
+from penstock.show.answers import Meaning, Shown, computed
 from penstock.show.page import Page
 from penstock.simulation import intervals
 from penstock.simulation.progress import Progress
@@ -37,50 +44,55 @@ _LEAST_ROUNDS = 3
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ClosedAnswer(Shown):
-    """What is known about a closed loop of clients on a server.
-
-    Attributes
-    ----------
-    workload, server
-        What was asked about.
-    run
-        What was simulated: the requests asked for, and one more of each client behind them, so that
-        the last of them are not alone.
-    requests_per_s
-        Throughput in the long run, with its interval.
-    max_rate
-        Requests/s of these lengths that no policy exceeds, by `penstock.certify`: what more clients
-        come near.
-    latency
-        Of the requests asked for, after the warm-up.
-    factors
-        By metric, between which multiples of its mean batch times that may be the true ones would
-        have it; empty where they are taken as exact.
-    targets
-        Each with its judgement.
-    front, warnings
-        What to know before the answer, and besides.
+class ClosedAnswer(OfLatency, Shown):
+    """What is known about a closed loop of clients on a server; what only arrivals at a rate have
+    is null.
     """
 
-    workload: ClosedLoop
-    server: Server
-    run: Run
-    requests_per_s: Estimate
-    max_rate: float
-    latency: SteadyState
-    factors: Mapping[str, Interval]
-    targets: tuple[TargetAnswer, ...]
-    front: tuple[str, ...]
-    warnings: tuple[str, ...]
+    workload: Annotated[ClosedLoop, Meaning("What arrives.", key=None)]
+    server: Annotated[Server, Meaning("What serves it.", key=None)]
+    run: Annotated[Run, Meaning("What was simulated.", key=None)]
+    requests_per_s: Annotated[Estimate, Meaning("Throughput in the long run.")]
+    max_rate: Annotated[
+        float,
+        Meaning(
+            "Requests/s of these lengths that no policy exceeds, by `penstock.certify`: what more "
+            "clients come near."
+        ),
+    ]
+    latency: Annotated[
+        SteadyState, Meaning("Of the requests asked for, after the warm-up.", key=None)
+    ]
+    factors: Annotated[
+        Mapping[str, Interval], Meaning(FACTOR, key="latency_factor", data=interval_by_name)
+    ]
+    targets: Annotated[tuple[TargetAnswer, ...], Meaning("Each with its judgement.")]
+    front: Annotated[tuple[str, ...], Meaning("What to know before the answer.", key=None)]
+    warnings: Annotated[tuple[str, ...], Meaning("What to know besides.", key=None)]
+    load: Annotated[None, Meaning("Null.")] = None
+    certificate: Annotated[None, Meaning("Null.")] = None
+    stability: Annotated[None, Meaning("Null.")] = None
+    latency_refused: Annotated[None, Meaning("Null.")] = None
 
-    verdict = "stable"
-    latency_refused = None
+    @computed()
+    def verdict(self) -> str:
+        """``stable``: no more requests than clients are under way."""
+        return "stable"
 
-    @property
+    @computed()
     def reason(self) -> str:
         """Why it is stable."""
         return stable_because(self.workload.clients)
+
+    @computed()
+    def clients(self) -> int:
+        """Each of which waits for its answer."""
+        return self.workload.clients
+
+    @computed()
+    def pause_s(self) -> float:
+        """Between an answer and the next request of a client."""
+        return self.workload.pause_s
 
     @property
     def missed(self) -> bool:
@@ -100,78 +112,21 @@ class ClosedAnswer(Shown):
         """Requests that are counted."""
         return self.latency.jobs + self.latency.warmup_jobs
 
-    def _simulation(self) -> dict[str, Any]:
-        """Return the JSON form of the run.
-
-        Returns
-        -------
-        verdict
-            As that of the answer.
-        ** : Run.as_dict
-            What was simulated from empty.
+    @computed(key="simulation")
+    def _simulation(self) -> Simulation:
+        """The requests asked for, and one more of each client behind them, so that the last are not
+        alone.
         """
-        return {"verdict": self.verdict} | self.run.as_dict()
+        return simulation(self.run, self.verdict)
+
+    @computed(key="warnings")
+    def _all_warnings(self) -> list[str]:
+        """What to know."""
+        return [*self.front, *self.warnings]
 
     def page(self, scenario: "Scenario | None" = None) -> Page:
         """Return the answer as a page; a scenario says how the question is called."""
         return super().page(scenario)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form of ``check``: what only arrivals at a rate have is null.
-
-        Returns
-        -------
-        verdict
-            ``stable``: no more requests than clients are under way.
-        reason
-            Why.
-        clients
-            Each of which waits for its answer.
-        pause_s
-            Between an answer and the next request of a client.
-        requests_per_s : Estimate
-            Throughput in the long run; its interval.
-        max_rate
-            Requests/s of these lengths that no policy exceeds: what more clients come near.
-        load
-            Null.
-        certificate
-            Null.
-        stability
-            Null.
-        simulation : ClosedAnswer._simulation
-            What was simulated: the requests asked for, and one more of each client behind them.
-        latency : dict[str, dict]
-            By metric and statistic, of the requests asked for, after the warm-up.
-        latency_interval : dict[str, dict]
-            The ends of each.
-        latency_factor : dict
-            By metric, between which multiples of its mean batch times that may be the true ones
-            would have it; empty where they are taken as exact.
-        latency_refused
-            Null.
-        targets : tuple[TargetAnswer, ...]
-            The targets that were asked for, judged.
-        warnings
-            What to know.
-        """
-        steady = self.latency.as_dict()
-        return {
-            "verdict": self.verdict,
-            "reason": self.reason,
-            "clients": self.workload.clients,
-            "pause_s": self.workload.pause_s,
-            "requests_per_s": self.requests_per_s.as_dict(),
-            "max_rate": self.max_rate,
-            **dict.fromkeys(("load", "certificate", "stability")),
-            "simulation": self._simulation(),
-            "latency": steady["latency"],
-            "latency_interval": steady["intervals"],
-            "latency_factor": {metric: list(ends) for metric, ends in self.factors.items()},
-            "latency_refused": None,
-            "targets": [target.as_dict() for target in self.targets],
-            "warnings": [*self.front, *self.warnings],
-        }
 
 
 def closed_answer(

@@ -2,9 +2,10 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from penstock.errors import InputError
+from penstock.show.answers import Meaning
 from penstock.show.options import Form, files_of
 
 if TYPE_CHECKING:
@@ -63,18 +64,16 @@ def _refuse(
             raise InputError(f"{path} describes {what}, which knows no --{option}; {remedy}")
 
 
-def measured(scenario: "Scenario") -> dict[str, Any] | None:
-    """Return where the batch times come from, None where they stand in the scenario.
+class Measured(TypedDict):
+    """Where batch times come from."""
 
-    Returns
-    -------
-    description
-        What was measured, in a line.
-    source
-        Which measurements they were fitted to, or who published them.
-    year
-        When the measurements were made, or published.
-    """
+    description: Annotated[str, Meaning("What was measured, in a line.")]
+    source: Annotated[str, Meaning("Which measurements these were, or who published them.")]
+    year: Annotated[int | None, Meaning("When they were made, or published.")]
+
+
+def measured(scenario: "Scenario") -> Measured | None:
+    """Return where the batch times come from, None where they stand in the scenario."""
     measurement = scenario.measured
     if measurement is None:
         return None

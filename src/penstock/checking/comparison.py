@@ -80,6 +80,14 @@ class ComparedWorkflow:
     tick_s: float
 
 
+@dataclasses.dataclass(frozen=True)
+class RunOfNetwork:
+    """What a network did."""
+
+    preemptions: Annotated[int, Meaning("How often a request had to make room.")]
+    found_share: Annotated[float | None, Meaning("Of the tokens of prompts, that requests found.")]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class NetworkComparison(Shown):
     """Networks that the same jobs went through."""
@@ -143,19 +151,10 @@ class NetworkComparison(Shown):
         return super().page(scenario, what)
 
     @computed(key="runs")
-    def _runs(self) -> dict[str, dict[str, Any]]:
-        """What each network did, by its name.
-
-        Returns
-        -------
-        preemptions
-            How often a request had to make room.
-        found_share
-            Share of the tokens of prompts that requests found.
-        """
-        names = ("preemptions", "found_share")
+    def _runs(self) -> dict[str, "RunOfNetwork"]:
+        """What each network did, by its name."""
         runs = {name: answer.run for name, answer in self.answers.items()}
-        return {name: {key: getattr(run, key) for key in names} for name, run in runs.items()}
+        return {name: RunOfNetwork(run.preemptions, run.found_share) for name, run in runs.items()}
 
 
 def compare(

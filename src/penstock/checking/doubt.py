@@ -9,12 +9,13 @@ said what that hides.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 
 from penstock.checking.verdict import RESOLUTION_OF_NETWORKS, verdict
+from penstock.show.answers import AsData, Meaning, computed
 from penstock.simulation.progress import silent
 from penstock.simulation.simulate import RunOptions, run_server
 from penstock.system.server import Server
@@ -48,28 +49,50 @@ class End(NamedTuple):
     theorem: str | None
 
 
+FACTOR = (
+    "By metric, between which multiples of its mean batch times that may be the true ones would "
+    "have it; empty where that is not known."
+)
+
+
+def interval_by_name(intervals: Mapping[str, Interval]) -> dict[str, list[float]]:
+    """Return what JSON has of intervals."""
+    return {name: list(ends) for name, ends in intervals.items()}
+
+
+def _verdict_of(end: End) -> str:
+    """Return what JSON has of an end."""
+    return end.verdict
+
+
 @dataclasses.dataclass(frozen=True)
-class Doubt:
+class Doubt(AsData):
     """What an answer would be with other batch times that may be the true ones."""
 
-    max_rate: Interval  # requests/s above which no policy is stable; of a network in times its load
-    load: Interval  # what arrives over that
-    # Mean seconds by metric (`ttft_s`, `tbt_s`, `e2e_s`) over those of the most probable batch
-    # times: 1.1 is 10% longer. Empty where the slow end is not stable, and of networks.
-    latency: dict[str, Interval]
-    slow: End
-    fast: End
-    origin: str  # what the interval comes from, as a clause
+    # Requests/s, of a network times its load.
+    max_rate: Annotated[
+        Interval,
+        Meaning("Rates that no policy exceeds, at the slow and at the fast end.", data=list),
+    ]
+    load: Annotated[Interval, Meaning("What arrives over that, the fast end first.", data=list)]
+    # By `ttft_s`, `tbt_s`, `e2e_s`: 1.1 is 10% longer. Empty where the slow end is not stable, and
+    # of networks.
+    latency: Annotated[
+        dict[str, Interval], Meaning(FACTOR, key="latency_factor", data=interval_by_name)
+    ]
+    slow: Annotated[End, Meaning("The verdict at the slow end.", data=_verdict_of)]
+    fast: Annotated[End, Meaning("The verdict at the fast end.", data=_verdict_of)]
+    origin: Annotated[str, Meaning("What the interval comes from, as a clause.")]
     calibrated: bool  # rows of the deployment corrected the batch times
     unit: str = "requests/s"  # of the max rate
     cached: bool = False  # load and max rate are those of a prefix cache that keeps everything
 
-    @property
+    @computed(data=list)
     def margin(self) -> Interval:
         """1 - load, the low end first."""
         return Interval(1 - self.load.high, 1 - self.load.low)
 
-    @property
+    @computed()
     def by_theorem(self) -> bool:
         """Whether a theorem says what the verdict is at both ends."""
         return self.slow.theorem is not None and self.fast.theorem is not None
@@ -99,40 +122,6 @@ class Doubt:
             f"{self.interval}; with the slow end it is {self.slow.verdict}, with the fast end "
             f"{self.fast.verdict}; {remedy}"
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form.
-
-        Returns
-        -------
-        load
-            At the fast and at the slow end of the batch times.
-        max_rate
-            Rates that no policy exceeds, at the slow and at the fast end.
-        margin
-            1 less the load, the low end first.
-        latency_factor : dict
-            By metric, between which multiples of its mean batch times that may be the true ones
-            would have it.
-        slow
-            The verdict at the slow end.
-        fast
-            The verdict at the fast end.
-        by_theorem
-            Whether a theorem says what the verdict is at both.
-        origin
-            What the interval comes from.
-        """
-        return {
-            "load": list(self.load),
-            "max_rate": list(self.max_rate),
-            "margin": list(self.margin),
-            "latency_factor": {name: list(ends) for name, ends in self.latency.items()},
-            "slow": self.slow.verdict,
-            "fast": self.fast.verdict,
-            "by_theorem": self.by_theorem,
-            "origin": self.origin,
-        }
 
 
 class Reach(NamedTuple):

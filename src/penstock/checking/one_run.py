@@ -2,20 +2,20 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 from penstock.checking.answer import Drawn
 from penstock.checking.check_server import RunAsked
 from penstock.checking.doubt import known_within
 from penstock.checking.notes import load_warnings
 from penstock.checking.recordings import recording_notes
+from penstock.checking.simulated import Simulation, simulation
 from penstock.show.answers import Shown, computed
 from penstock.simulation.progress import Progress
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.prefix_cache import front_notes, unsaid
 from penstock.system.server import Server
-from penstock.theory.certificate import Certificate
+from penstock.theory.certificate import Certificate, ServerLoad
 from penstock.theory.certify import certify
 from penstock.theory.kv_blocks import served
 from penstock.workload.workload import Workload
@@ -33,28 +33,14 @@ class OneRun(Shown):
     notices: tuple[str, ...]
 
     @computed()
-    def load(self) -> dict[str, float | None] | None:
-        """Load and limit of the server; null: there is no rate.
-
-        Returns
-        -------
-        ** : Certificate.load_as_dict
-            Of the server.
-        """
+    def load(self) -> ServerLoad | None:
+        """Load and limit of the server; null: there is no rate."""
         return None if self.certificate is None else self.certificate.load_as_dict()
 
     @computed()
-    def simulation(self) -> dict[str, Any]:
-        """What was simulated from empty.
-
-        Returns
-        -------
-        verdict
-            Null: none is drawn from one run.
-        ** : Run.as_dict
-            What was simulated.
-        """
-        return {"verdict": None} | self.run.as_dict()
+    def simulation(self) -> Simulation:
+        """What was simulated from empty; no verdict is drawn from one run."""
+        return simulation(self.run, None)
 
     @computed()
     def latency(self) -> dict[str, dict[str, float | None]]:

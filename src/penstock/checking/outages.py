@@ -1,7 +1,7 @@
 """What an outage does: the same jobs with it and without, before, while, and after it lasts."""
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, TypedDict, cast
 
 import numpy as np
 
@@ -16,11 +16,29 @@ from penstock.words import counted, seconds
 LEVELS = {"p50": 0.5, "p99": 0.99}
 
 
+class OutageData(TypedDict):
+    """What JSON has of an outage."""
+
+    pool: Annotated[str, Meaning("Whose replica dies.")]
+    replica: Annotated[int, Meaning("Its place there, from 0, kind by kind.")]
+    start_s: Annotated[float, Meaning("Seconds from the beginning of the run.")]
+    end_s: Annotated[float, Meaning("Seconds from the beginning of the run.")]
+    requests: Annotated[
+        str,
+        Meaning("``sent-again``: those there begin anew; ``lost``: with all that came after them."),
+    ]
+
+
+def _of_outage(of: Outage) -> OutageData:
+    """Return what JSON has of an outage."""
+    return cast(OutageData, vars(of))
+
+
 @dataclasses.dataclass(frozen=True)
 class OutageWindow(AsData):
     """Requests that came to a pool in a span of time around an outage."""
 
-    outage: Annotated[Outage, Meaning("Which replica dies, and when.")]
+    outage: Annotated[Outage, Meaning("Which replica dies, and when.", data=_of_outage)]
     hit: Annotated[int, Meaning("Requests that were at its replica when it died.")]
     when: Annotated[
         str,

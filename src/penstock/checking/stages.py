@@ -2,11 +2,11 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
-from penstock.checking.batch_means import Statistics, ends, latency_as_dict, values
+from penstock.checking.batch_means import OfLatency, Statistics, ends, values
 from penstock.checking.latency import SteadyState
-from penstock.show.answers import Meaning, computed, plain_fields
+from penstock.show.answers import Meaning, computed
 from penstock.simulation.rows import recorded
 from penstock.simulation.run import Run
 from penstock.system.network import Network
@@ -44,7 +44,7 @@ class WorkflowAnswer:
 
 
 @dataclasses.dataclass(frozen=True)
-class StageAnswer:
+class StageAnswer(OfLatency):
     """What a stage asks of its pool, and how long it takes there."""
 
     name: Annotated[str, Meaning("`workflow.stage`.", key="stage")]
@@ -55,21 +55,9 @@ class StageAnswer:
     # By `ttft_s`, `e2e_s`, `tbt_s` of the only stage, at joins `join_wait_s`.
     latency: Annotated[Mapping[str, Statistics] | None, Meaning(_LATENCY, key=None)]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form.
-
-        Returns
-        -------
-        latency : dict[str, dict]
-            In the steady state, by metric and statistic; null: refused.
-        latency_interval : dict[str, dict]
-            The ends of each.
-        """
-        return plain_fields(self) | latency_as_dict(self.latency)
-
 
 @dataclasses.dataclass(frozen=True)
-class PriorityAnswer:
+class PriorityAnswer(OfLatency):
     """How long requests of one priority take."""
 
     workflow: Annotated[str, Meaning("Whose requests these are.")]
@@ -78,18 +66,6 @@ class PriorityAnswer:
     ]
     priority: Annotated[int, Meaning("The smaller is served first.")]
     latency: Annotated[Mapping[str, Statistics], Meaning(_LATENCY, key=None)]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form.
-
-        Returns
-        -------
-        latency : dict[str, dict]
-            In the steady state, by metric and statistic; null: refused.
-        latency_interval : dict[str, dict]
-            The ends of each.
-        """
-        return plain_fields(self) | latency_as_dict(self.latency)
 
 
 def workflow_answers(

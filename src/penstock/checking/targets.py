@@ -4,10 +4,11 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Annotated, Literal, Self, TypedDict
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.show.answers import Meaning
 from penstock.words import LIMITED, STATISTICS, duration
 from penstock.workload.workload import Workload
 
@@ -17,6 +18,28 @@ _PERCENTILE = r"p[0-9]+(\.[0-9]+)?"
 
 Judgement = Literal["met", "missed", "undecided"]
 _WORDS: tuple[Judgement, ...] = ("met", "undecided", "missed")  # from good to bad
+
+
+class EstimateData(TypedDict):
+    """What JSON has of an estimate."""
+
+    value: Annotated[float | None, Meaning("Null: there is no steady state, or no sample.")]
+    interval: Annotated[
+        list[float | None] | None,
+        Meaning("Its ends, at the confidence asked for; null: the run is too short to tell."),
+    ]
+
+
+class JudgedData(EstimateData):
+    """What JSON has of an estimate that a target limits, seconds."""
+
+    answer: Annotated[Judgement, Meaning("``met``, ``missed`` or ``undecided``.")]
+
+
+class TargetData(JudgedData):
+    """What JSON has of a target."""
+
+    target: Annotated[str, Meaning("The limit, as it was asked for.")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,17 +54,8 @@ class Estimate:
     # tells.
     bursts: float | None = dataclasses.field(default=None, compare=False)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form.
-
-        Returns
-        -------
-        value
-            Null without samples.
-        interval
-            Its ends, which hold the value with the confidence asked for; null where the run is too
-            short to tell.
-        """
+    def as_dict(self) -> EstimateData:
+        """Return the JSON form."""
         return {"value": self.value, "interval": [self.low, self.high]}
 
 
@@ -188,22 +202,10 @@ class TargetAnswer:
             return duration(value)
         return f"{duration(value)}, {duration(low)} to {'?' if high is None else duration(high)}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form.
-
-        Returns
-        -------
-        target
-            The limit, as it was asked for.
-        answer
-            ``met``, ``missed`` or ``undecided``.
-        value
-            The latency, seconds; null: there is no steady state, or no sample.
-        interval
-            Its ends, which hold the value with the confidence asked for; null where the run is too
-            short to tell.
-        """
-        known = self.estimate.as_dict() if self.estimate else {"value": None, "interval": None}
+    def as_dict(self) -> TargetData:
+        """Return the JSON form."""
+        unknown: EstimateData = {"value": None, "interval": None}
+        known = self.estimate.as_dict() if self.estimate else unknown
         return {"target": str(self.target), "answer": self.judgement, **known}
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from penstock.errors import InputError
 from penstock.planning.day import DayPlan
@@ -13,7 +13,7 @@ from penstock.planning.launch import Launch, launches
 from penstock.planning.plan import Plan, plan
 from penstock.planning.scenario import PlanScenario, day_of
 from penstock.show import progress
-from penstock.show.answers import Shown, plain
+from penstock.show.answers import Meaning, Shown
 from penstock.words import amount
 
 
@@ -22,35 +22,31 @@ class Answers(Shown):
     """What a scenario asks for; what is not asked is left out."""
 
     title: str
-    plan: Plan | None = None
-    day: DayPlan | None = None
-    no_day: str = ""  # why a day that was asked for is not planned
-    job: JobPlan | None = None
-    launches: Sequence[Launch] = ()
+    plan: Annotated[Plan | None, Meaning("Which fleet meets the targets.", when="plan")] = None
+    day: Annotated[
+        DayPlan | None, Meaning("Replicas by interval; null: `notices` say why.", when="of_day")
+    ] = None
+    no_day: Annotated[
+        str,
+        Meaning(
+            "Why a day that was asked for is not planned.",
+            key="notices",
+            when="no_day",
+            data=lambda why: [why],
+        ),
+    ] = ""
+    job: Annotated[
+        JobPlan | None, Meaning("Which fleet does the offline work in time.", when="job")
+    ] = None
+    launches: Annotated[
+        Sequence[Launch], Meaning("How to start each kind of replica.", key="launch")
+    ] = ()
     prices: str = ""  # what they are, where nobody gave them
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form; what is not asked for is left out.
-
-        Returns
-        -------
-        plan : Plan
-            Which fleet meets the targets.
-        day : DayPlan
-            Replicas by interval; null: `notices` say why.
-        job : JobPlan
-            Which fleet does the offline work in time.
-        launch : Sequence[Launch]
-            How to start each kind of replica.
-        notices
-            Why a day that was asked for is not planned.
-        """
-        parts = {"plan": self.plan, "day": self.day, "job": self.job}
-        document: dict[str, Any] = {name: part for name, part in parts.items() if part is not None}
-        if self.no_day:
-            document |= {"day": None, "notices": [self.no_day]}
-        said: dict[str, Any] = plain(document | {"launch": self.launches})
-        return said
+    @property
+    def of_day(self) -> bool:
+        """Whether a day is asked for."""
+        return self.day is not None or bool(self.no_day)
 
     def manifest(self, path: Path) -> str:
         """Return the manifest of the first fleet, of two kinds both, to be written to a file."""

@@ -10,7 +10,7 @@ that assumption.
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from penstock import checks
 from penstock.checking.batch_means import relaxation_requests
@@ -73,39 +73,18 @@ class Period:
     ]
 
 
-def _of_profile(profile: RateProfile) -> dict[str, Any]:
-    """Return what JSON has of the rates.
+class Change(NamedTuple):
+    """Of the number of replicas."""
 
-    Returns
-    -------
-    name
-        Where they come from.
-    interval_s
-        How long each lasts.
-    """
-    return {"name": profile.name, "interval_s": profile.interval_s}
-
-
-def _of_schedule(changes: tuple[tuple[float, int], ...]) -> list[dict[str, Any]]:
-    """Return what JSON has of when replicas change.
-
-    Returns
-    -------
-    start_s
-        When.
-    replicas
-        To hold from then on.
-    """
-    return [{"start_s": start, "replicas": count} for start, count in changes]
+    start_s: Annotated[float, Meaning("When.")]
+    replicas: Annotated[int, Meaning("To hold from then on.")]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DayPlan(Shown):
     """Replicas by interval."""
 
-    profile: Annotated[RateProfile, Meaning(
-        "Rates by interval.", data=_of_profile
-    )]  # fmt: skip
+    profile: Annotated[RateProfile, Meaning("Rates by interval.")]
     deployment: Annotated[Deployment, Meaning("The fleet that the peak needs, static.")]
     targets: Annotated[tuple[Target, ...], Meaning("Upper limits.", data=texts)]
     periods: Annotated[tuple[Period, ...], Meaning("One for each interval.")]
@@ -120,8 +99,8 @@ class DayPlan(Shown):
     )]  # fmt: skip
     notices: Annotated[tuple[str, ...], Meaning("What the user should know besides.")]
 
-    @computed(data=_of_schedule)
-    def schedule(self) -> tuple[tuple[float, int], ...]:
+    @computed()
+    def schedule(self) -> tuple[Change, ...]:
         """(seconds, replicas to hold from then on) at each change: as early as starting takes."""
         return _ahead(
             [period.replicas for period in self.periods], self.profile.interval_s, self.startup_s
@@ -344,14 +323,12 @@ def _cautions(
         )
 
 
-def _ahead(
-    replicas: Sequence[int], interval_s: float, startup_s: float
-) -> tuple[tuple[float, int], ...]:
+def _ahead(replicas: Sequence[int], interval_s: float, startup_s: float) -> tuple[Change, ...]:
     """Return (seconds, replicas held from then): the most needed until startup_s later."""
     count = len(replicas)
     span = count * interval_s
     starts = [index * interval_s for index in range(count)]
-    held: list[tuple[float, int]] = []
+    held: list[Change] = []
     for start in sorted({0.0, *starts, *((start - startup_s) % span for start in starts)}):
         first = int(start / interval_s * (1 + 1e-12) + 1e-9)
         last = math.floor((start + startup_s) / interval_s + 1e-9)
@@ -359,5 +336,5 @@ def _ahead(
             replicas[index % count] for index in range(first, min(last, first + count) + 1)
         )
         if not held or held[-1][1] != needed:
-            held.append((start, needed))
+            held.append(Change(start, needed))
     return tuple(held)

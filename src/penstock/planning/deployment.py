@@ -3,11 +3,12 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 from penstock import checks
 from penstock.errors import InputError
 from penstock.fields import Checked, Range
+from penstock.show.answers import Meaning
 from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.models.served import ShapedHardware
 from penstock.system.pool import MOST_REPLICAS
@@ -19,6 +20,33 @@ from penstock.words import counted
 _ACCELERATORS = Range(1, 100_000, "", "a replica runs on at least one")
 _PRICE = Range(1e-9, 1e9, "", "it is money for an accelerator for an hour; 1 counts them")
 _REPLICAS = Range(1, MOST_REPLICAS, "", "none serve nothing, more are no fleet")
+
+
+class ReplicasData(TypedDict):
+    """What JSON has of replicas of a kind."""
+
+    hardware: Annotated[str | None, Meaning("Its name; null: a server alone.")]
+    kv_tokens: Annotated[int | None, Meaning("KV memory of a replica; null: it is no limit.")]
+    replicas: Annotated[int, Meaning("How many there are.")]
+    accelerators: Annotated[int, Meaning("Of all of them.")]
+    price: Annotated[float, Meaning("Of an accelerator for an hour.")]
+
+
+class DeploymentData(ReplicasData):
+    """What JSON has of a deployment, beside its replicas of the first kind."""
+
+    name: Annotated[str, Meaning("Short and unique in a search space.")]
+    policy: Annotated[str, Meaning("Of each replica.")]
+    token_budget: Annotated[int, Meaning("Of each replica.")]
+    max_batch_size: Annotated[int | None, Meaning("Of each replica; null: any.")]
+    router: Annotated[str, Meaning("Which replica gets a request.")]
+    router_settings: Annotated[dict[str, float], Meaning("Those that are not its usual ones.")]
+    prefill_replicas: Annotated[int, Meaning("Those for prompts alone; 0: each does both.")]
+    other: Annotated[
+        ReplicasData | None,
+        Meaning("A second kind; null: all are alike. Beside those for prompts, they decode."),
+    ]
+    cost: Annotated[float, Meaning("Of all accelerators for an hour.")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,22 +92,8 @@ class Kind(Checked):
         many = "" if served.tensor_parallel == 1 else f"{served.tensor_parallel} "
         return f"{many}{served.gpu.name}"
 
-    def as_dict(self, replicas: int) -> dict[str, Any]:
-        """Return the JSON form of so many replicas.
-
-        Returns
-        -------
-        hardware
-            Its name; null: a server alone.
-        kv_tokens
-            KV memory of a replica; null: it is no limit.
-        replicas
-            How many there are.
-        accelerators
-            Of all of them.
-        price
-            Of an accelerator for an hour.
-        """
+    def as_dict(self, replicas: int) -> ReplicasData:
+        """Return the JSON form of so many replicas."""
         memory = self.server.memory
         return {
             "hardware": self.hardware,
@@ -295,37 +309,11 @@ class Deployment(Checked):
         words = "no limit on KV memory" if memory is None else f"{memory.blocks:,} of these blocks"
         return f"{self.server.limits}, {words} on {self.other.title}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form.
-
-        Returns
-        -------
-        name
-            Short and unique in a search space.
-        policy
-            Of each replica.
-        token_budget
-            Of each replica.
-        max_batch_size
-            Of each replica; null: any.
-        router
-            Which replica gets a request.
-        router_settings : dict
-            Those that are not the usual ones of the router.
-        prefill_replicas
-            Of the replicas, those for prompts alone; 0: each does both.
-        other : Kind
-            A second kind of replica; null: all are alike. With replicas for prompts alone, those
-            that decode.
-        accelerators
-            Of all replicas.
-        cost
-            Of all accelerators for an hour.
-        ** : Kind.as_dict
-            Of the first kind.
-        """
+    def as_dict(self) -> DeploymentData:
+        """Return the JSON form."""
         server = self.server
-        return self.kind.as_dict(self.replicas) | {
+        return {
+            **self.kind.as_dict(self.replicas),
             "name": self.name,
             "policy": server.policy.name,
             "token_budget": server.token_budget,
@@ -333,7 +321,7 @@ class Deployment(Checked):
             "router": self.router.name,
             "router_settings": dict(settings_of(self.router)),
             "prefill_replicas": self.prefill_replicas,
-            "other": self.other and self.other.as_dict(self.kinds[1][1]),
+            "other": None if self.other is None else self.other.as_dict(self.kinds[1][1]),
             "accelerators": self.total_accelerators,
             "cost": self.cost,
         }

@@ -10,7 +10,7 @@ random numbers).
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from penstock.checking.flood_test import flood_test
 from penstock.checking.goodput import goodput, goodput_share, own_latency, within
 from penstock.checking.latency import steady_state
 from penstock.checking.stability import Outcome
-from penstock.checking.targets import Estimate, Judgement, share
+from penstock.checking.targets import Estimate, JudgedData, Judgement, share
 from penstock.checking.verdict import verdict
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
@@ -90,18 +90,10 @@ class Evaluation:
         return self.rate if self.verdict == "stable" else 0.0
 
     @computed()
-    def targets(self) -> list[dict[str, Any]]:
-        """The estimate of each target, and whether it is met.
-
-        Returns
-        -------
-        answer
-            ``met``, ``missed`` or ``undecided``.
-        ** : Estimate.as_dict
-            Seconds.
-        """
+    def targets(self) -> list[JudgedData]:
+        """The estimate of each target, and whether it is met."""
         judged = zip(self.estimates, self.judgements, strict=True)
-        return [one.as_dict() | {"answer": answer} for one, answer in judged]
+        return [{**one.as_dict(), "answer": answer} for one, answer in judged]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ import bisect
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from penstock import checks
 from penstock.checking.doubt import beyond_rows
@@ -33,23 +33,21 @@ def _deployments(evaluations: Sequence[Evaluation]) -> list[Deployment]:
     return [one.deployment for one in evaluations]
 
 
-def _of_fleets(ends: Ends[Evaluation | None] | None) -> dict[str, Any] | None:
-    """Return what JSON has of the fleets at both ends.
+@dataclasses.dataclass(frozen=True, eq=False)
+class FleetsAtEnds:
+    """The fleets at both ends of the batch times; null: none does."""
 
-    Returns
-    -------
-    slow : Deployment
-        At the slow end of the batch times; null: none does.
-    fast : Deployment
-        At the fast end; null: none does.
-    origin
-        What the interval comes from.
-    """
+    slow: Annotated[Deployment | None, Meaning("At the slow end.")]
+    fast: Annotated[Deployment | None, Meaning("At the fast end.")]
+    origin: Annotated[str, Meaning("What the interval comes from.")]
+
+
+def _of_fleets(ends: Ends[Evaluation | None] | None) -> FleetsAtEnds | None:
+    """Return what JSON has of the fleets at both ends."""
     if ends is None:
         return None
-    both = {"slow": ends.slow, "fast": ends.fast}
-    fleets = {name: end and end.deployment for name, end in both.items()}
-    return fleets | {"origin": ends.origin}
+    slow, fast = (None if end is None else end.deployment for end in (ends.slow, ends.fast))
+    return FleetsAtEnds(slow, fast, ends.origin)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from penstock.fields import Checked, Range
 from penstock.inputs.arrays import Floats
 from penstock.inputs.source import Source
 from penstock.inputs.tables import as_numbers, chosen_rows, open_table
+from penstock.show.answers import Meaning
 from penstock.workload.arrivals import Replay
 from penstock.workload.workload import Workload
 
@@ -31,8 +32,8 @@ class RateProfile(Checked):
     """Request rates, constant over each of a number of equal intervals, over and over again."""
 
     rates: Floats  # shape (intervals,), requests/s
-    interval_s: Annotated[float, _INTERVAL] = HOUR_S  # of each
-    name: str = "given rates"  # for tables
+    interval_s: Annotated[float, _INTERVAL, Meaning("How long each lasts.")] = HOUR_S
+    name: Annotated[str, Meaning("Where they come from.")] = "given rates"
 
     def settle(self) -> None:
         """Refuse rates that are none, or too many."""

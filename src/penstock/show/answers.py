@@ -40,8 +40,13 @@ class Meaning:
     format: Callable[[Any], str] = digits
     shows: Callable[[Any], Any] | None = None  # of the answer, what a page has in its place
     unknown: str = ""  # said where it is None, beside a question mark; nothing: it is left out
-    key: str | None = ""  # in JSON, where it is not the field's name; None: JSON leaves it out
+    # In JSON, where it is not the field's name; None: JSON leaves it out; **: it has those of the
+    # value beside its own.
+    key: str | None = ""
+    of_network: str = ""  # the key in its place where an answer `is_network`
+    when: str = ""  # what of the answer is to be true, else JSON leaves it out
     data: Callable[[Any], Any] | None = None  # of the value, what JSON has in its place
+    inside: str = ""  # what JSON has there, where the type does not say
     spare: int = 0  # a narrow terminal leaves the column out; that of 1 before that of 2
 
     def __repr__(self) -> str:
@@ -49,15 +54,15 @@ class Meaning:
 
 
 def computed(
-    section: Section | None = None, name: str | None = None, **look: Any
+    section: Section | None = None, name: str | None = None, *, kept: bool = False, **look: Any
 ) -> Callable[[Callable[[Any], Of]], Of]:
-    """Make a method a property that is shown as a field is; its docstring says what it means, and
-    by what it `Returns` which keys a dictionary has.
+    """Make a method a property, or one that is ``kept``, that is shown as a field is; its docstring
+    says what it means.
     """
 
     def made(method: Callable[[Any], Of]) -> Of:
-        meant = property(method)
-        text = inspect.cleandoc(method.__doc__ or "").partition("\n\nReturns\n---")[0]
+        meant = functools.cached_property(method) if kept else property(method)
+        text = inspect.cleandoc(method.__doc__ or "")
         method.meaning = Meaning(text, section, name, **look)  # type: ignore[attr-defined]
         return cast(Of, meant)
 
@@ -68,11 +73,16 @@ def computed(
 def meanings(kind: Any) -> dict[str, Meaning]:
     """Return what the fields of an answer mean, then what is computed of them, by name."""
     known = _beside({field.name: field.type for field in dataclasses.fields(kind)})
-    for base in reversed(kind.__mro__):
+    for base in kind.__mro__:
         for name, of in vars(base).items():
-            if meaning := getattr(getattr(of, "fget", None), "meaning", None):
-                known[name] = meaning
+            if meaning := getattr(method_of(of), "meaning", None):
+                known.setdefault(name, meaning)
     return known
+
+
+def method_of(member: Any) -> Any:
+    """Return the method of a property, kept or not; None: it is none."""
+    return getattr(member, "fget", None) or getattr(member, "func", None)
 
 
 def _beside(types: dict[str, Any]) -> dict[str, Meaning]:
@@ -145,11 +155,15 @@ def plain_fields(answer: Any) -> dict[str, Any]:
     meant, fields = meanings(answer.__class__), [of.name for of in dataclasses.fields(answer)]
     if not meant:
         return {name: plain(getattr(answer, name)) for name in fields}
-    document = {}
+    document: dict[str, Any] = {}
     for name in sorted(meant, key=fields.__contains__):  # a verdict and the like come first
-        meaning, value = meant[name], getattr(answer, name)
-        if meaning.key is not None:
-            document[meaning.key or name] = plain(meaning.data(value) if meaning.data else value)
+        meaning = meant[name]
+        key = meaning.of_network if meaning.of_network and answer.is_network else meaning.key
+        if key is None or (meaning.when and not getattr(answer, meaning.when)):
+            continue
+        value = getattr(answer, name)
+        value = plain(meaning.data(value) if meaning.data else value)
+        document |= value if key == "**" else {key or name: value}
     return document
 
 

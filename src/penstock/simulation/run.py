@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from penstock.system.server import Server
 from penstock.words import QUANTILES, STATISTICS, counted
 
 if TYPE_CHECKING:
+    from penstock.simulation.run_data import RunData
     from penstock.system.network import Network
     from penstock.system.outages import Outage
     from penstock.workload.workload import Workload
@@ -467,36 +468,8 @@ class Run:
         """Return the JSON form of `latency`."""
         return {row.pop("metric"): row for row in self.latency().iter_rows(named=True)}
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form of what was simulated.
-
-        Returns
-        -------
-        jobs
-            That arrived; of a server they are its requests.
-        requests
-            Of these jobs.
-        unfinished
-            Jobs that had not ended when the run stopped.
-        batches
-            That started, less those that died with their replica.
-        seconds
-            Simulated.
-        tokens_per_s
-            Tokens of batches that ended, per second.
-        utilisation
-            Share of the time in batches, over all replicas.
-        growth_tokens_per_s
-            By which the tokens that are left grew, in the later part of the run.
-        preemptions
-            How often a request had to make room.
-        recomputed_tokens
-            That were processed again after it.
-        reused_tokens
-            That requests found computed when they were admitted.
-        dropped
-            Requests left out because they could never fit.
-        """
+    def as_dict(self) -> "RunData":
+        """Return the JSON form of what was simulated."""
         jobs, growth = self.arrived, self.growth_tokens_per_s
         return {
             "jobs": jobs,

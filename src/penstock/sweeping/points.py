@@ -7,7 +7,7 @@ import polars as pl
 
 from penstock.errors import InputError, nearest
 from penstock.sweeping.stable_rates import KNOWN, RATE, is_rate
-from penstock.sweeping.tasks import FACTS, LATENCIES
+from penstock.sweeping.tasks import FACTS
 from penstock.words import METRICS, NO_LIMIT
 
 SHOWN = ("p50", "p99")
@@ -69,9 +69,8 @@ def averages(rows: pl.DataFrame, fields: Sequence[str]) -> pl.DataFrame:
 
 def checked_order(column: str | None) -> None:
     """Refuse to order by what is no measured column, before the work starts."""
-    columns = [*FACTS, *LATENCIES]
-    if column is not None and column not in columns:
-        raise InputError(f"--sort {column!r} is no column of a sweep{nearest(column, columns)}")
+    if column is not None and column not in FACTS:
+        raise InputError(f"--sort {column!r} is no column of a sweep{nearest(column, [*FACTS])}")
 
 
 def best_first(rows: pl.DataFrame, column: str) -> pl.DataFrame:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import polars as pl
@@ -12,12 +12,14 @@ import polars as pl
 from penstock import checks
 from penstock.document import Section, Whole, check_mapping, files_named, parsed, read_document
 from penstock.errors import InputError
+from penstock.fields import parts_of
 from penstock.scenario.run_section import DEFAULT_ARRIVALS
 from penstock.scenario.scenario import describes_network
+from penstock.show.answers import Meaning
 from penstock.sweeping import grid, store, workers
 from penstock.sweeping.fields import resolved
 from penstock.sweeping.grid import Point
-from penstock.sweeping.tasks import FACTS, LATENCIES, Job, Row, run_points
+from penstock.sweeping.tasks import FACTS, Job, Row, run_points
 
 Progress = Callable[[int, int], None]
 """Called with the number of finished points, and of all."""
@@ -26,6 +28,14 @@ _REQUESTS_TO_A_CHUNK = (
     400_000  # a fifth of a second: little is lost with a worker, and little spent on messages
 )
 _MOST_TO_A_CHUNK = 64
+_OF_ROW = {**FACTS, "error": Annotated[str, Meaning("Why a bad point has nothing else.")]}
+COLUMNS = {
+    "point": Annotated[int, Meaning("Its number in the grid.")],
+    "seed": Annotated[int, Meaning("Of its workload.")],
+    **_OF_ROW,
+}
+"""Columns of a table beside the fields that vary, and what they hold."""
+
 _FRUITLESS = 3  # times that workers may die without a single point done
 
 
@@ -208,22 +218,9 @@ def set_up(
 def table(plan: Sweep, rows: Mapping[int, Row]) -> pl.DataFrame:
     """Return the finished points as a table, in the order of the grid, with a column for each field
     that varies.
-
-    Returns
-    -------
-    point
-        Its number in the grid.
-    seed
-        Of its workload.
-    error
-        Why a bad point has nothing else.
-    ** : penstock.sweeping.tasks._found
-        ``verdict`` is the theorem's, or where it says nothing the test's; latencies are of the
-        finite run, of a steady state only if stable.
     """
     done = [point for point in plan.points if point.index in rows]
     kinds = {str: pl.String, float: pl.Float64, int: pl.Int64}
-    wanted = {**FACTS, **dict.fromkeys(LATENCIES, float), "error": str}
     return pl.DataFrame(
         {
             "point": pl.Series([point.index for point in done], dtype=pl.Int64),
@@ -234,9 +231,11 @@ def table(plan: Sweep, rows: Mapping[int, Row]) -> pl.DataFrame:
             "seed": pl.Series([point.seed for point in done], dtype=pl.Int64),
             **{
                 name: pl.Series(
-                    [rows[point.index].get(name) for point in done], dtype=kinds[kind], strict=False
+                    [rows[point.index].get(name) for point in done],
+                    dtype=kinds[parts_of(kind)[0]],
+                    strict=False,
                 )
-                for name, kind in wanted.items()
+                for name, kind in _OF_ROW.items()
             },
         }
     )

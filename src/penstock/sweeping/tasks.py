@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -17,6 +17,7 @@ from penstock.scenario.run_section import DEFAULT_ARRIVALS
 from penstock.scenario.scenario import SimulateSection
 from penstock.scenario.server import ServerSection
 from penstock.scenario.workload import WorkloadSection
+from penstock.show.answers import Meaning
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.sweeping.fields import at
@@ -24,25 +25,40 @@ from penstock.sweeping.grid import Point
 from penstock.system.server import Server
 from penstock.theory.certify import certify
 from penstock.theory.ends import server_ends
-from penstock.words import METRICS, STATISTICS
+from penstock.words import STATISTICS
 from penstock.workload.workload import Workload
 
 Row = dict[str, Any]
 Sections = TypeVar("Sections", bound=Section)
 
 FACTS = {
-    "verdict": str, "theory": str, "rho": float, "max_rate": float,
-    "max_rate_low": float, "max_rate_high": float, "requests": int,
-    "unfinished": int, "batches": int,
-    "seconds": float, "throughput": float, "tokens_per_s": float, "utilisation": float,
-    "preemptions": int,
-}  # fmt: skip
-"""Columns of a row beside its fields and its latencies, and what they hold."""
-
-LATENCIES = [
-    f"{metric.removesuffix('_s')}_{statistic}_s" for metric in METRICS for statistic in STATISTICS
-]
-"""Columns of latencies, seconds: ``ttft_p99_s`` and the like."""
+    "verdict": Annotated[str, Meaning("The theorem's, or where it says nothing the test's.")],
+    "theory": Annotated[str, Meaning("The theorem's; or ``unknown``.")],
+    "rho": Annotated[float, Meaning("Load.")],
+    "max_rate": Annotated[float, Meaning("Requests/s above which no policy is stable.")],
+    "max_rate_low": Annotated[
+        float, Meaning("At the slow end of the batch times; null: they are taken as exact.")
+    ],
+    "max_rate_high": Annotated[float, Meaning("At their fast end.")],
+    "requests": Annotated[int, Meaning("That arrived.")],
+    "unfinished": Annotated[int, Meaning("Requests that had not ended when the run stopped.")],
+    "batches": Annotated[int, Meaning("That started.")],
+    "seconds": Annotated[float, Meaning("Simulated.")],
+    "throughput": Annotated[float, Meaning("Requests that ended, per second.")],
+    "tokens_per_s": Annotated[float, Meaning("Tokens of batches that ended, per second.")],
+    "utilisation": Annotated[float, Meaning("Share of the time in batches.")],
+    "preemptions": Annotated[int, Meaning("How often a request had to make room.")],
+    **{
+        f"{metric}_{statistic}_s": Annotated[float, Meaning(f"Of the run, {between}.")]
+        for metric, between in {
+            "ttft": "from arrival to first token",
+            "tbt": "from token to token",
+            "e2e": "from arrival to last token",
+        }.items()
+        for statistic in STATISTICS
+    },
+}
+"""Columns of a row beside its fields, and what they hold."""
 
 MOST_REQUESTS = 1_000_000_000
 """Of one run: some ten minutes where the simulator is fast."""
@@ -85,43 +101,7 @@ def run_point(job: Job, point: Point) -> Row:
 
 
 def _found(document: Mapping[str, Any], job: Job, seed: int) -> Row:
-    """Certify, test and simulate one scenario.
-
-    Returns
-    -------
-    verdict
-        ``stable``, ``unstable``, ``critical`` or ``undecided``.
-    theory
-        What a theorem says: one of these, or ``unknown``.
-    rho
-        Load.
-    max_rate
-        Requests/s above which no policy is stable.
-    max_rate_low, max_rate_high
-        The same at the slow and at the fast end of the batch times; null: they are taken as exact.
-    throughput
-        Requests that ended, per second.
-    ttft_mean_s, ttft_p50_s, ttft_p90_s, ttft_p95_s, ttft_p99_s
-        From arrival to first token.
-    tbt_mean_s, tbt_p50_s, tbt_p90_s, tbt_p95_s, tbt_p99_s
-        From token to token.
-    e2e_mean_s, e2e_p50_s, e2e_p90_s, e2e_p95_s, e2e_p99_s
-        From arrival to last token.
-    requests
-        That arrived.
-    unfinished
-        Requests that had not ended when the run stopped.
-    batches
-        That started.
-    seconds
-        Simulated.
-    tokens_per_s
-        Tokens of batches that ended, per second.
-    utilisation
-        Share of the time in batches.
-    preemptions
-        How often a request had to make room.
-    """
+    """Certify, test and simulate one scenario."""
     settings = _section(SimulateSection, document, "simulate")
     workload = _workload(document, job.folder).with_seed(seed)
     server = _server(json.dumps(document.get("server", {}), default=str), job.folder)

@@ -48,7 +48,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -91,6 +91,31 @@ SPIRAL = "fluid path of a static priority"
 VIRTUAL = "virtual station (Rybko and Stolyar 1992; Dai and Vande Vate 2000)"
 
 _ROUNDING = 1e-12
+
+
+class Rho(TypedDict):
+    """The load of a server or a pool."""
+
+    rho: Annotated[
+        float,
+        Meaning(
+            "Load: tokens that arrive over the most that batches of any size process, beside a "
+            "prefix cache without what the run found there."
+        ),
+    ]
+    rho_at_least: Annotated[float | None, Meaning("The load if a cache kept everything.")]
+    rho_without_cache: Annotated[float | None, Meaning("The load if a cache found nothing.")]
+
+
+class ServerLoad(Rho):
+    """Load and limit of a server."""
+
+    arrival_rate: Annotated[float, Meaning("Requests/s.")]
+    tokens_per_request: Annotated[float, Meaning("Of batches, on average.")]
+    offered_tokens_per_s: Annotated[float, Meaning("That arrive.")]
+    capacity_tokens_per_s: Annotated[float, Meaning("That full batches process.")]
+    max_rate: Annotated[float, Meaning("Requests/s above which no policy is stable.")]
+    rho_measured: Annotated[float | None, Meaning("By what the run found in a cache.")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,31 +292,8 @@ class Certificate(AsData):
         measured = self.load.rho - self.load.arrival_rate * float(spared)
         return dataclasses.replace(self, measured=max(measured, self.bottleneck.rho))
 
-    def load_as_dict(self) -> dict[str, float | None]:
-        """Return the JSON form of a server's load.
-
-        Returns
-        -------
-        rho
-            Load: tokens that arrive over the most that batches of any size process, beside a prefix
-            cache without what the run found there.
-        arrival_rate
-            Requests/s.
-        tokens_per_request
-            Of batches, on average.
-        offered_tokens_per_s
-            That arrive.
-        capacity_tokens_per_s
-            That full batches process.
-        max_rate
-            Requests/s above which no policy is stable.
-        rho_at_least
-            Beside a prefix cache, the load if it kept everything.
-        rho_without_cache
-            Beside a prefix cache, the load if it found nothing.
-        rho_measured
-            Beside a prefix cache, the load by what the run found there.
-        """
+    def load_as_dict(self) -> ServerLoad:
+        """Return the JSON form of a server's load."""
         load = self.load
         return {
             "rho": self.rho,

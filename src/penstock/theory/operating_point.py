@@ -3,8 +3,9 @@ bring.
 """
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated
 
+from penstock.inputs.arrays import Floats
 from penstock.show.answers import AsData, Meaning, computed
 from penstock.system.prefix_cache import as_serving
 from penstock.system.scheduler import words_where
@@ -16,15 +17,25 @@ from penstock.theory.region import Optimum, Region, Use, linear_program, region,
 from penstock.workload.workload import Workload
 
 
-def _by_phase(point: tuple[float, float]) -> dict[str, float]:
-    """Return what JSON has of token rates.
+@dataclasses.dataclass(frozen=True)
+class TokenRates:
+    """What arrives, by phase."""
 
-    Returns
-    -------
-    prefill_tokens_per_s, decode_tokens_per_s
-        That arrive.
-    """
-    return {"prefill_tokens_per_s": point[0], "decode_tokens_per_s": point[1]}
+    prefill_tokens_per_s: Annotated[float, Meaning("That arrive.")]
+    decode_tokens_per_s: Annotated[float, Meaning("That arrive.")]
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnRegion:
+    """The region of a policy itself."""
+
+    vertices: Annotated[Floats, Meaning("Its corners.")]
+    max_rate: Annotated[float | None, Meaning("Requests/s at its boundary.")]
+
+
+def _by_phase(point: tuple[float, float]) -> TokenRates:
+    """Return what JSON has of token rates."""
+    return TokenRates(*point)
 
 
 def _mix(optimum: Optimum) -> tuple[Use, ...]:
@@ -120,38 +131,14 @@ class OperatingPoint(AsData):
         return min(self.arrival_rate / (1 - self.own.margin(self.point)), self.max_rate)
 
     @computed(key="own")
-    def _own(self) -> dict[str, Any] | None:
-        """The region of the policy itself, and the rate at its boundary; None: it is not known.
-
-        Returns
-        -------
-        vertices
-            Its corners.
-        max_rate
-            Requests/s there.
-        """
-        if self.own is None:
-            return None
-        return {"vertices": self.own.vertices, "max_rate": self.own_max_rate}
+    def _own(self) -> OwnRegion | None:
+        """The region of the policy itself, and the rate at its boundary; None: it is not known."""
+        return None if self.own is None else OwnRegion(self.own.vertices, self.own_max_rate)
 
     @computed()
-    def prices(self) -> dict[str, float | None]:
-        """What a token or a request more costs, and what another slot would bring.
-
-        Returns
-        -------
-        seconds_per_prefill_token, seconds_per_decode_token, seconds_per_prefill_request
-            Server time.
-        tokens_per_s_per_slot
-            Along the direction of the load.
-        """
-        best = self.optimum
-        return {
-            "seconds_per_prefill_token": best.seconds_per_prefill_token,
-            "seconds_per_decode_token": best.seconds_per_decode_token,
-            "seconds_per_prefill_request": best.seconds_per_prefill_request,
-            "tokens_per_s_per_slot": best.slot_price,
-        }
+    def prices(self) -> Optimum:
+        """What a token or a request more costs, and what another slot would bring."""
+        return self.optimum
 
 
 def operating_point(

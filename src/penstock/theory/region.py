@@ -165,17 +165,18 @@ class Optimum:
 
     scale: float  # largest s with s * direction in the region
     mix: tuple[Use, ...]  # batches that carry it; others may do as well
-    # Server time that a token of each phase costs (q_p, q_d).
-    seconds_per_prefill_token: float
-    seconds_per_decode_token: float
-    # Server time that the slot of a prompt costs besides (q_r); 0 for prompts of one length.
-    seconds_per_prefill_request: float
+    # q_p, q_d and q_r; the last is 0 for prompts of one length.
+    seconds_per_prefill_token: Annotated[float, Meaning("Server time.")]
+    seconds_per_decode_token: Annotated[float, Meaning("Server time.")]
+    seconds_per_prefill_request: Annotated[float, Meaning("Server time of its slot besides.")]
     # `token budget`, `max batch size`: a limit without whose last token or slot the server carries
     # less. `batch time` where neither does: only faster batches help.
     binding: tuple[str, ...]
-    # Tokens/s along the direction gained by one more slot of max batch size (a finite difference,
-    # which is exact: the problem is solved again with k_max + 1). 0 without a max batch size.
-    slot_price: float
+    # A finite difference, which is exact: the problem is solved again with k_max + 1. 0 without a
+    # max batch size.
+    slot_price: Annotated[
+        float, Meaning("Along the direction of the load.", key="tokens_per_s_per_slot")
+    ]
 
 
 _MANY = 20_000  # batches

@@ -9,7 +9,7 @@ import polars as pl
 
 from penstock.measuring.calibration.judge import JUDGED, MISSED
 from penstock.measuring.calibration.priors import Prior
-from penstock.measuring.calibration.quantities import quantity, time_shown, with_units
+from penstock.measuring.calibration.quantities import Quantity, quantity, time_shown, with_units
 from penstock.show.answers import Meaning, Shown, computed
 from penstock.show.page import Page
 from penstock.system.batch_time_file import BatchTimeFile
@@ -31,16 +31,8 @@ LESS = 0.05
 _PARTS = {"fitted": True, "judged": False, "all": None}
 
 
-def _of_runs(
-    values_of: Mapping[str, Mapping[str, float]],
-) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return what JSON has of the parameters of each run.
-
-    Returns
-    -------
-    ** : with_units
-        Of each parameter.
-    """
+def _of_runs(values_of: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, Quantity]]:
+    """Return what JSON has of the parameters of each run."""
     return {run: with_units(values) for run, values in values_of.items()}
 
 

@@ -1,9 +1,10 @@
 """Parameters and times of a calibration with their units, in words and for JSON."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, NamedTuple
 
 from penstock.measuring.calibration.equations import UNITS
+from penstock.show.answers import Meaning
 
 SHAPE_UNITS = {
     **dict.fromkeys(
@@ -38,17 +39,14 @@ def time_shown(metric: str, value: float | None) -> str:
     return f"{value * 1e3:,.4g} ms" if value < 1 else f"{value:,.4g} s"
 
 
-def with_units(values: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    """Return parameters as a JSON document says them.
+class Quantity(NamedTuple):
+    """A parameter with its unit."""
 
-    Returns
-    -------
-    value
-        In its unit.
-    unit
-        Such as ``ms``.
-    """
-    return {
-        name: {"value": value * ALL_UNITS[name][1], "unit": ALL_UNITS[name][0]}
-        for name, value in values.items()
-    }
+    value: Annotated[float, Meaning("In its unit.")]
+    unit: Annotated[str, Meaning("Such as ``ms``.")]
+
+
+def with_units(values: Mapping[str, float]) -> dict[str, Quantity]:
+    """Return parameters as a JSON document says them."""
+    units = {name: ALL_UNITS[name] for name in values}
+    return {name: Quantity(values[name] * per, unit) for name, (unit, per) in units.items()}

@@ -1,8 +1,5 @@
 """The command ``penstock hardware``: batch times that were measured, or follow from a shape."""
 
-import json
-from typing import Any
-
 from penstock import checks
 from penstock.errors import InputError
 from penstock.show.commands import command
@@ -36,7 +33,7 @@ def hardware(
     engine
         Whose host and limits: vllm, sglang, tensorrt-llm.
     """
-    from penstock.measuring.hardware.view import catalogue_page, hardware_page
+    from penstock.measuring.hardware.view import catalogue_page, entry_of, hardware_page
     from penstock.system import presets
 
     if gpu is not None:
@@ -55,35 +52,7 @@ def hardware(
     # Which says that there is none.
     shown = [presets.hardware(each) for each in names] or [presets.hardware(str(name))]
     page = catalogue_page(shown) if name is None or len(shown) > 1 else hardware_page(shown[0])
-    Form(as_json).show(page, {"hardware": [_as_dict(entry) for entry in shown]})
-
-
-def _as_dict(entry: Any) -> dict[str, Any]:
-    """Return what JSON has of hardware.
-
-    Returns
-    -------
-    name
-        As scenarios call it.
-    description
-        What was measured, in a line.
-    batch_time : scenario
-        As scenarios have it.
-    source
-        Which measurements it was fitted to, or who published it.
-    licence
-        Of those measurements.
-    model, accelerator, tensor_parallel
-        Which language model on what, over how many of them.
-    year
-        When the measurements were made, or published.
-    fit : scenario
-        How well it fits them: whatever the fit reports, by name.
-    """
-    said = {"name": entry.name} | vars(entry) | {"batch_time": entry.batch_time.as_section()}
-    # A fit may hold what YAML knows and JSON not.
-    document: dict[str, Any] = json.loads(json.dumps(said, default=str))
-    return document
+    Form(as_json).show(page, {"hardware": [entry_of(each) for each in shown]})
 
 
 def _from_shape(
@@ -96,6 +65,7 @@ def _from_shape(
 ) -> None:
     """Show what follows from the shape of a model on a GPU."""
     from penstock.measuring.hardware.view_of_shape import facts_of, shaped_page
+    from penstock.show.answers import plain
     from penstock.system.engines import ENGINES
     from penstock.system.models.served import served_model
 
@@ -107,4 +77,4 @@ def _from_shape(
     sized = [name for name, known in ENGINES.items() if known.memory.gpu_rule is not None]
     checks.word("--engine", engine, sized)
     served = served_model(model, gpu, tensor_parallel, precision=precision, engine=engine)
-    Form(as_json).show(shaped_page(served), facts_of(served))
+    Form(as_json).show(shaped_page(served), plain(facts_of(served)))

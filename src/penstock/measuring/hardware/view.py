@@ -1,7 +1,10 @@
 """Hardware as a page: what is known, and one of them in full."""
 
 from collections.abc import Sequence
+from typing import Annotated, Any, cast
 
+from penstock.checking.command_choices import Measured as Origin
+from penstock.show.answers import Meaning, plain
 from penstock.show.page import Fact, Page, Section, Table
 from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.batch_time_file import BatchTimeFile
@@ -18,6 +21,29 @@ _CAPTION = (
     "prompt of 512. `penstock hardware NAME` shows one in full; a scenario says "
     "`server: {hardware: NAME}`."
 )
+
+
+IN_SCENARIOS = Meaning("As scenarios have it.", inside="as in scenarios")
+
+
+class Entry(Origin):
+    """What JSON has of hardware."""
+
+    name: Annotated[str, Meaning("As scenarios call it.")]
+    batch_time: Annotated[dict[str, Any], IN_SCENARIOS]
+    licence: Annotated[str | None, Meaning("Of those measurements.")]
+    model: Annotated[str | None, Meaning("Which language model.")]
+    accelerator: Annotated[str | None, Meaning("On what.")]
+    tensor_parallel: Annotated[int | None, Meaning("Over how many of them.")]
+    fit: Annotated[
+        dict[str, Any], Meaning("How well it fits, as a fit says it.", inside="as in scenarios")
+    ]
+
+
+def entry_of(entry: BatchTimeFile) -> Entry:
+    """Return what JSON has of hardware, whose fit may hold what YAML knows and JSON not."""
+    said = {"name": entry.name} | vars(entry) | {"batch_time": entry.batch_time.as_section()}
+    return cast(Entry, plain(said))
 
 
 def catalogue_page(entries: Sequence[BatchTimeFile]) -> Page:
