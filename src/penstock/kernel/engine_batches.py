@@ -251,11 +251,11 @@ def _compose(world: World, batch: Any, engine: Any, pool: Any, at_once: bool) ->
     load = 0
     if at_once:
         engine.ahead.flight_end = NONE_YET
-    # Who came with KV memory runs first: its place and blocks count before a rule looks at them.
-    if engine.transfers.incoming > 0:
-        receive(world, engine, pool)
     while load == 0:
         batch.tokens = 0
+        # Who came with KV memory runs first: its place and blocks count before a rule looks.
+        if engine.transfers.incoming > 0:
+            receive(world, engine, pool)
         if engine.running == 0 and engine.waiting == 0:
             # Not while a batch is in progress (a step ahead), or KV memory is on its way here.
             if at_once and engine.transfers.incoming == 0:

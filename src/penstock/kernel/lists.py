@@ -69,16 +69,16 @@ def _two_ways(previous: str, following: str) -> tuple[Callable[..., None], ...]:
     return append_to, insert, take_out
 
 
-# Requests that wait, in whatever queue; slots of the batch that is being formed, of those who leave
-# and of those who join when it ends.
+# Requests that wait, in whatever queue; slots of the batch that is being formed, and of those who
+# leave when it ends.
 append_row = _one_way("next")
 append_served = _one_way("served_next")
 append_leaving = _one_way("chain")
-append_joined = _one_way("next_joined")
 
-# Slots in their order; blocks that nobody uses, and those whose names fall into the same bucket;
-# nodes that may be given up.
+# Slots in their order, and those who join when the batch ends; blocks that nobody uses, and those
+# whose names fall into the same bucket; nodes that may be given up.
 append, insert_before, unlink = _two_ways("previous", "next")
+append_joined, _, unlink_joined = _two_ways("previous_joined", "next_joined")
 append_unused, _, unlink_unused = _two_ways("previous_free", "next_free")
 append_named, _, unlink_named = _two_ways("previous_named", "next_named")
 append_leaf, insert_leaf, unlink_leaf = _two_ways("older", "newer")

@@ -225,7 +225,7 @@ def _begin_anew(world: World, request: int, pool: Any) -> None:
         again.last = NONE_YET
         again.target = row.left
         again.outputs = row.decodes + pool.convention
-        again.times = again.passed = 0
+        again.filled = again.matched = again.times = again.passed = 0
     if trial.came < 0:
         trial.came = world.ready[request]
 

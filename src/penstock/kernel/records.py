@@ -430,7 +430,7 @@ SLOT = record(
     i4="""
     previous next chain left target total outputs blocks taken served_next
     drafted brings rejected flight grown
-    shared named end_node joined next_joined
+    shared named end_node joined previous_joined next_joined
     """,
 )
 """One per request that runs at an engine, or has decoded in a line.
@@ -443,7 +443,7 @@ one in prefill that is served. With drafts: how many are in that batch; the toke
 those of the batch in progress that it does not, and does, where the next one is composed before
 that is known (without drafts 0 or 1, where `AHEAD.some_fly` says so); blocks. With a prefix cache,
 the blocks held that have names. With SGLang's, the pages held that the tree has, the node that they
-end with, and whether, and before whom, its prefill is complete when the batch in progress ends.
+end with, and whether, and between whom, its prefill is complete when the batch in progress ends.
 """
 
 SORTED_QUEUE = 128

@@ -16,7 +16,7 @@ from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.engine_ends import grown, settle
 from penstock.kernel.engines.sglang_cache import pages_found
 from penstock.kernel.in_progress import begun_again
-from penstock.kernel.records import World
+from penstock.kernel.records import EVICTED, World
 from penstock.kernel.signatures import (
     ASKED_COIN,
     ASKED_HOME,
@@ -64,6 +64,19 @@ def _not_begun(world: World, engine: Any) -> Any:
 
 
 @uncounted(inline=True)
+def _put_back(world: World, engine: Any) -> Any:
+    """Return how many requests wait for nothing but their last token, which is in flight, since
+    they gave up their memory.
+    """
+    requests = 0
+    place = engine.ahead.leaving.first
+    while place >= 0:
+        requests += world.slots[place].left == EVICTED
+        place = world.slots[place].chain
+    return requests
+
+
+@uncounted(inline=True)
 def _memory_in_use(world: World, replica: Any, pool: Any, tick: int) -> Any:
     """Return the share of the KV memory in use before a tick; what a cache would give up is not."""
     if pool.by_lines != 0:
@@ -89,7 +102,8 @@ def look(world: World, server: int, tick: int) -> None:
     seen[SEEN_REQUESTS] = replica.count
     seen[SEEN_WAITING] = replica.count
     if pool.by_lines == 0:
-        seen[SEEN_WAITING] = world.engines[replica.engine].waiting
+        engine = world.engines[replica.engine]
+        seen[SEEN_WAITING] = engine.waiting + _put_back(world, engine)
     if pool.waits_among_running != 0:
         not_begun, _ = _not_begun(world, world.engines[replica.engine])
         seen[SEEN_WAITING] += not_begun

@@ -342,15 +342,19 @@ def _strike(world: World, engine: Any, place: int) -> None:
 
 
 @uncounted(inline=True)
-def _named(engine: Any, pool: Any, slot: Any, done: int) -> Any:
+def _named(world: World, engine: Any, pool: Any, slot: Any, done: int) -> Any:
     """Return how many blocks of a running request are full, and can have names.
 
     What is in the batch has its name already; but a step ahead, what the batch in progress brings
-    is not known before the batch after it starts.
+    is not known before the batch after it starts. Of one that came with KV memory, the token that
+    its first decode takes was known.
     """
     computed, known = done + np.int64(slot.taken), np.int64(slot.target)
     if slot.left <= 0:
         flight = flight_of(engine, pool, slot)
+        came_decoding = world.again[slot.request].times == 0
+        if came_decoding and tokens_sent_to(world, slot.request) > 0:
+            known = min(known + 1, computed)
         computed, known = max(known, computed - flight), done + 1 - flight
     return nameable(pool, computed, known) // pool.block_size
 
@@ -365,7 +369,7 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
     again = world.again[request]
     done = done_by(engine, slot)
     blocks = held_by(engine, pool, slot)
-    full = _named(engine, pool, slot, done)
+    full = _named(world, engine, pool, slot, done)
     # What it has to do again: its prompt, and what it has made of its outputs.
     again.target = slot.target
     again.outputs = slot.outputs
@@ -391,8 +395,7 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
     again.last = slot.last  # from which its next time between tokens counts
     engine.uncomposed_prefill += again.target
     if pool.radix != 0:
-        leave(world, engine, slot.end_node)
-        slot.joined = 0
+        leave(world, engine, place)
         again.matched = 0
     # Its blocks keep what they hold: nobody is likelier to look for that than itself.
     if pool.caching == 0:
@@ -416,7 +419,7 @@ def _evict_ahead(world: World, engine: Any, pool: Any, place: int) -> None:
     if pool.caching == 0:
         engine.free += blocks
     else:
-        full = _named(engine, pool, slot, np.int64(slot.total))
+        full = _named(world, engine, pool, slot, np.int64(slot.total))
         sought = world.again[slot.request].followed != 0
         give_back(world, engine, pool, place, blocks, full, sought)
     if ends_unforeseen(world, slot):

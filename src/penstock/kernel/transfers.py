@@ -105,6 +105,8 @@ def receive(world: World, engine: Any, pool: Any) -> None:
         engine.transfers.incoming -= 1
         blocks = np.int64(world.sent[request].lent_here)
         engine.free += blocks
+        if pool.caching != 0 and pool.drafts == 0 and engine.ahead.all_fly != 0:
+            _note_flights(world, engine)
         place = admit(world, engine, pool, request, blocks, 0)
         slot = world.slots[place]
         slot.end_node = engine.tree.root
@@ -114,3 +116,16 @@ def receive(world: World, engine: Any, pool: Any) -> None:
         change_phase(world, engine, request, -1)  # it came in decode
         begin_decode(world, engine, pool, place, np.int64(world.rows[request].decodes))
     start_transfers(world, engine, pool)
+
+
+@uncounted(inline=True)
+def _note_flights(world: World, engine: Any) -> None:
+    """Note of each who decodes that a token of it is in flight: of who comes now none is."""
+    engine.ahead.all_fly = 0
+    engine.ahead.some_fly = 1
+    place = engine.slots.first
+    while place >= 0:
+        slot = world.slots[place]
+        if slot.left == 0:
+            slot.flight = 1
+        place = slot.next

@@ -182,12 +182,12 @@ class Replica:
             self.idle()
             return
         self.batch, self.planned = self.planned, {}
-        if not self.batch:
+        while not self.batch:
+            # A step that only preempts leaves the replica idle with work to do: it looks again, and
+            # what is on its way may have the memory.
             self.receive(now)
             if not self.has_work:
                 return
-        while not self.batch:
-            # A step that only preempts leaves the replica idle with work to do: it looks again.
             self.batch = self.next_batch()
             if not self.batch and not self.preempted and self.waits_for_transfers:
                 return

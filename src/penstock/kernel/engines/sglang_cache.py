@@ -18,7 +18,13 @@ from penstock.kernel.apart import A_POOL, A_WORLD, AN_ENGINE, NUMBER, apart
 from penstock.kernel.blocks import OWN_BITS
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import NEVER
-from penstock.kernel.lists import append_joined, append_leaf, insert_leaf, unlink_leaf
+from penstock.kernel.lists import (
+    append_joined,
+    append_leaf,
+    insert_leaf,
+    unlink_joined,
+    unlink_leaf,
+)
 from penstock.kernel.records import IN_FLIGHT, World
 
 
@@ -428,13 +434,13 @@ def keep_ahead(world: World, engine: Any, pool: Any) -> None:
     place = engine.tree.joined.first
     while place >= 0:
         slot = world.slots[place]
-        if slot.joined != 0 and slot.left == IN_FLIGHT:
+        if slot.left == IN_FLIGHT:
             _leave_in_tree(world, engine, pool, place, slot.total + slot.taken)
-        elif slot.joined != 0:
+        else:
             keep(world, engine, pool, place, np.int64(slot.target))
             slot.joined = 0
         place = np.int64(slot.next_joined)
-    engine.tree.joined.first = -1
+    engine.tree.joined.first = engine.tree.joined.last = -1
     place = engine.slots.first if engine.ahead.leaving.first >= 0 else -1
     while place >= 0:
         slot = world.slots[place]
@@ -454,9 +460,13 @@ def make_free_for(world: World, engine: Any, pool: Any, pages: int) -> None:
 
 
 @apart(types.void(A_WORLD, AN_ENGINE, NUMBER))
-def leave(world: World, engine: Any, node: int) -> None:
-    """Let a request that gives up its place use the tree no more, up to its last node."""
-    use(world, engine, node, -1)
+def leave(world: World, engine: Any, place: int) -> None:
+    """Let a request that gives up its place use the tree no more, nor join when the batch ends."""
+    slot = world.slots[place]
+    use(world, engine, slot.end_node, -1)
+    if slot.joined != 0:
+        unlink_joined(world.slots, engine.tree.joined, place)
+        slot.joined = 0
 
 
 @apart(types.void(A_WORLD, AN_ENGINE, A_POOL, NUMBER))
