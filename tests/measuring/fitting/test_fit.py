@@ -13,6 +13,7 @@ from penstock.errors import InputError
 from penstock.measuring.fitting.batches import MeasuredBatches, joined
 from penstock.measuring.fitting.choose import choose
 from penstock.measuring.fitting.fit import fit
+from penstock.measuring.fitting.relative_errors import seconds_of
 from penstock.system.batch_time import Affine, BatchTime, Composition, Hinge, PiecewiseConstant
 from penstock.system.batch_time_file import read_batch_time, write_batch_time
 from penstock.system.measured_times import Measured
@@ -20,16 +21,6 @@ from penstock.system.measured_times import Measured
 AFFINE, HINGE = Affine(c=9e-3, a=7e-5), Hinge(c=12e-3, a=9e-5, b0=200)
 STEPS = PiecewiseConstant(c=11.28e-3, a=35.47e-3, b0=128)
 COMPOSED = Composition(AFFINE, 1e-8, 2.5e-8, 3e-8, 5e-8, 2e-5, 2e-3)
-
-
-def seconds_of(model: BatchTime, batches: MeasuredBatches) -> npt.NDArray[np.float64]:
-    """Return what a model says of batches, shape (n,); what is not known of them counts as none."""
-    if not isinstance(model, Composition):
-        return model(batches.tokens)
-    none = np.zeros(len(batches))
-    prefill = none if batches.prefill_tokens is None else batches.prefill_tokens
-    known = (batches.requests, batches.squares, batches.pairs, batches.context)
-    return model.of_batches(prefill, batches.tokens - prefill, *(none if v is None else v for v in known))
 
 
 def batches(model: BatchTime, count: int, seed: int, noise: float = 0.0, outliers: float = 0.0) -> MeasuredBatches:

@@ -5,6 +5,7 @@ import numpy as np
 from penstock.measuring.fitting.batches import Array, MeasuredBatches
 from penstock.show.answers import computed
 from penstock.show.page import Section
+from penstock.system.batch_time import BatchTime, Composition
 from penstock.words import whole
 
 QUANTILES = (0.01, 0.05, 0.5, 0.95, 0.99)
@@ -77,3 +78,15 @@ def r2(measured: Array, predicted: Array) -> float:
     """Return the share of the variance of what was measured that is explained."""
     total = float(((measured - measured.mean()) ** 2).sum())
     return 1 - float(((measured - predicted) ** 2).sum()) / total if total else 0.0
+
+
+def seconds_of(model: BatchTime, batches: MeasuredBatches) -> Array:
+    """Return what a model says of batches, shape (n,); what is not known of them counts as none."""
+    if not isinstance(model, Composition):
+        return model(batches.tokens)
+    none = np.zeros(len(batches))
+    prefill = none if batches.prefill_tokens is None else batches.prefill_tokens
+    known = (batches.requests, batches.squares, batches.pairs, batches.context)
+    return model.of_batches(
+        prefill, batches.tokens - prefill, *(none if v is None else v for v in known)
+    )
