@@ -61,11 +61,11 @@ def test_every_part_has_its_section(page: Path) -> None:
     headings = re.findall(r"<h2>(.*?)</h2>", page.read_text())
     assert headings == [
         "Next best",  # for which the head has no room
+        "To start",
         "The answer",
         "What more buys",
         "Over the day",
         "Offline work",
-        "To start",
         "Why not the others",
         *("What more buys", "Over the day"),  # the figures, which do not fold
     ]
@@ -112,7 +112,7 @@ def test_a_target_that_no_deployment_reaches_is_missed_and_says_why_and_the_near
 
 
 def test_the_answer_says_the_router_where_there_are_several_replicas_and_only_there() -> None:
-    for rate, router, said in ((20.0, "round-robin", "behind round-robin, sarathi"), (0.5, "random", None)):
+    for rate, router, said in ((20.0, "round-robin", "behind round-robin: "), (0.5, "random", None)):
         space = search_space(SERVER, token_budget=[512], replicas=16, router=[router])
         found = plan(WORKLOAD.with_rate(rate), space, ["ttft_p99<2s"], requests=1_000)
         answer = Answers("cluster", found).page().head[1].text

@@ -40,7 +40,7 @@ def test_a_job_shows_fleet_makespan_and_bound_and_what_was_not_reached(capsys):
     print_page(found.page(), depth="all")
     text = " ".join(capsys.readouterr().out.split())
     budget = found.best.deployment.server.token_budget
-    assert f"{found.best.deployment.fleet}, sarathi, token budget {budget}" in text
+    assert f"{found.best.deployment.fleet}: 2 accelerators; sarathi, token budget {budget}" in text
     assert "by theory" in text
     assert "online" not in text
     print_page(

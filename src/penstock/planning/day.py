@@ -45,32 +45,12 @@ class Period:
 
     start_s: Annotated[float, Meaning("When it begins.")]
     rate: Annotated[float, Meaning("Requests/s.")]
-    certified: Annotated[
-        int,
-        Meaning(
-            "Fewest replicas with which theory allows a stable fleet: no policy carries the rate "
-            "with fewer."
-        ),
-    ]
-    replicas: Annotated[
-        int, Meaning("Fewest that meet the targets; the most allowed where those do not.")
-    ]
+    certified: Annotated[int, Meaning("Replicas below which, by theory, no policy is stable.")]
+    replicas: Annotated[int, Meaning("Fewest that meet the targets, else the most allowed.")]
     met: Annotated[bool, Meaning("Whether they meet the targets.")]
     rho: Annotated[float, Meaning("Rate over what no policy of so many replicas can exceed.")]
-    settles_s: Annotated[
-        float,
-        Meaning(
-            "Relaxation time of the queues: over so long a deviation falls to 1/e; infinite where "
-            "more arrives than so many replicas can carry."
-        ),
-    ]
-    backlog: Annotated[
-        float,
-        Meaning(
-            "Requests left over at its end, at least, where more arrives than so many replicas "
-            "can carry."
-        ),
-    ]
+    settles_s: Annotated[float, Meaning("Until a deviation of queues is 1/e; null: never.")]
+    backlog: Annotated[float, Meaning("Requests left over at its end, at least.")]
 
 
 class Change(NamedTuple):
@@ -102,29 +82,25 @@ class DayPlan(Shown):
     @computed()
     def schedule(self) -> tuple[Change, ...]:
         """(seconds, replicas to hold from then on) at each change: as early as starting takes."""
-        return _ahead(
-            [period.replicas for period in self.periods], self.profile.interval_s, self.startup_s
-        )
+        return self._changes([period.replicas for period in self.periods])
+
+    def _changes(self, replicas: Sequence[int]) -> tuple[Change, ...]:
+        return _ahead(replicas, self.profile.interval_s, self.startup_s)
 
     def accelerator_hours(self, replicas: Sequence[int] | None = None) -> float:
-        """Return accelerator-hours of a day, or those of other ``replicas`` by interval."""
-        # Held as early as those planned.
-        held = self.schedule
-        if replicas is not None:
-            held = _ahead(replicas, self.profile.interval_s, self.startup_s)
-        ends = [start for start, _ in held[1:]] + [self.profile.span_s]
-        seconds = sum(count * (end - start) for (start, count), end in zip(held, ends, strict=True))
+        """Return accelerator-hours of a day, or those of other ``replicas`` by interval, which
+        start as early.
+        """
+        changes = self.schedule if replicas is None else self._changes(replicas)
+        ends = [start for start, _ in changes[1:]] + [self.profile.span_s]
+        spans = zip(changes, ends, strict=True)
+        seconds = sum(count * (end - start) for (start, count), end in spans)
         return seconds / HOUR_S * self.deployment.kind.accelerators
 
     @property
     def static_hours(self) -> float:
         """Accelerator-hours of the fleet that the peak needs, all day."""
         return self.deployment.total_accelerators * self.profile.span_s / HOUR_S
-
-    @property
-    def certified_hours(self) -> float:
-        """Accelerator-hours of the fewest replicas with which theory allows a stable fleet."""
-        return self.accelerator_hours([period.certified for period in self.periods])
 
     @computed()
     def saving(self) -> float:
@@ -134,8 +110,9 @@ class DayPlan(Shown):
     @computed(key="accelerator_hours")
     def hours(self) -> dict[str, float]:
         """Accelerator-hours of a day as planned, static, and by the certificate."""
+        least = self.accelerator_hours([period.certified for period in self.periods])
         planned = self.accelerator_hours()
-        return {"planned": planned, "static": self.static_hours, "certified": self.certified_hours}
+        return {"planned": planned, "static": self.static_hours, "certified": least}
 
     @computed()
     def cost(self) -> dict[str, float]:
@@ -186,12 +163,12 @@ def plan_day(
         fleets[rate] = counts[search.prospects[0].answer or 0] if met else counts[-1], met
     periods = _periods(profile, workload, family, fleets)
     report(1.0, "whole days")
-    held = [period.replicas for period in periods]
-    peak = deployment.with_replicas(max(held))
+    replicas = [period.replicas for period in periods]
+    peak = deployment.with_replicas(max(replicas))
     days, why = None, []
     if check:
         try:
-            days = simulate_day(profile, workload, peak, held, aim.targets)
+            days = simulate_day(profile, workload, peak, replicas, aim.targets)
         except InputError as error:
             why = [f"whole days are not simulated: {error}"]
     return DayPlan(
@@ -228,9 +205,9 @@ class _AtTheRate(TargetsAtRate):
     ) -> None:
         super().__init__(workload, aim)
         self.simulated = simulated
-        shares = [one.deployment.replicas / one.rate for one in simulated if one.answer == "met"]
-        if shares:  # what each of those that do serves
-            likely = math.ceil(workload.rate * min(shares) * (1 - 1e-12))
+        needed = [of.deployment.replicas / of.rate for of in simulated if of.answer == "met"]
+        if needed:  # by a request a second, of those that do
+            likely = math.ceil(workload.rate * min(needed) * (1 - 1e-12))
             self.likely = {family.name: min(likely, family.counts[-1])}
 
     def judge(self, family: Family, count: int, report: Callable[[float], None]) -> Evaluation:
@@ -238,24 +215,21 @@ class _AtTheRate(TargetsAtRate):
         fleet = family.smallest
         alone = fleet.router.sends == "at random" and not fleet.prefill_replicas
         share = self.workload.rate / count
-        for one in self.simulated:
+        for evaluation in self.simulated:
             # at the same rate for each, more replicas serve no worse; at random, the same
-            replicas = one.deployment.replicas
-            of_one = one.rate / replicas
-            if one.answer == "met" and share <= of_one and (alone or count >= replicas):
-                return one
-            if one.answer != "met" and share >= of_one and (alone or count <= replicas):
-                return one
+            replicas = evaluation.deployment.replicas
+            sign = 1 if evaluation.answer == "met" else -1
+            lighter, more = evaluation.rate / replicas - share, count - replicas
+            if sign * lighter >= 0 and (alone or sign * more >= 0):
+                return evaluation
         self.simulated.append(super().judge(family, count, report))
         return self.simulated[-1]
 
 
 def _periods(
-    profile: RateProfile,
-    workload: Workload,
-    family: Family,
+    profile: RateProfile, workload: Workload, family: Family,
     fleets: Mapping[float, tuple[int, bool]],
-) -> tuple[Period, ...]:
+) -> tuple[Period, ...]:  # fmt: skip
     """Return the intervals with their fleets, how long queues take to settle, and what is left."""
     fleet, step = family.smallest, sum(family.smallest.ratio or (1,))
     per_step = _most_rate(workload, fleet.with_replicas(step))
@@ -315,8 +289,8 @@ def _cautions(
             f"{profile.clock(fullest)}: planning each by itself is wrong after it"
         )
     if days is not None and days.above:
-        most = max(days.above, key=lambda one: one.value / one.target.limit_s)
-        above = len({one.period for one in days.above})
+        most = max(days.above, key=lambda above: above.value / above.target.limit_s)
+        above = len({above.period for above in days.above})
         yield (
             f"in {counted(days.days, 'simulated day')} {above:,} of {many} lie above a target, "
             f"most the one from {profile.clock(most.period)}: {most.value:.4g} s for {most.target}"
@@ -324,17 +298,15 @@ def _cautions(
 
 
 def _ahead(replicas: Sequence[int], interval_s: float, startup_s: float) -> tuple[Change, ...]:
-    """Return (seconds, replicas held from then): the most needed until startup_s later."""
+    """Return from when how many serve or start: the most needed until startup_s later."""
     count = len(replicas)
-    span = count * interval_s
     starts = [index * interval_s for index in range(count)]
-    held: list[Change] = []
-    for start in sorted({0.0, *starts, *((start - startup_s) % span for start in starts)}):
+    early = ((start - startup_s) % (count * interval_s) for start in starts)
+    changes: list[Change] = []
+    for start in sorted({0.0, *starts, *early}):
         first = int(start / interval_s * (1 + 1e-12) + 1e-9)
         last = math.floor((start + startup_s) / interval_s + 1e-9)
-        needed = max(
-            replicas[index % count] for index in range(first, min(last, first + count) + 1)
-        )
-        if not held or held[-1][1] != needed:
-            held.append(Change(start, needed))
-    return tuple(held)
+        needed = max(replicas[at % count] for at in range(first, min(last, first + count) + 1))
+        if not changes or changes[-1].replicas != needed:
+            changes.append(Change(start, needed))
+    return tuple(changes)

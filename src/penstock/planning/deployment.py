@@ -207,6 +207,11 @@ class Deployment(Checked):
         return sum(kind.price * (kind.accelerators * count) for kind, count in self.kinds)
 
     @property
+    def by_cost(self) -> tuple[float, str]:
+        """By what fleets are put in order: cost, then name."""
+        return self.cost, self.name
+
+    @property
     def splits(self) -> bool:
         """Whether each replica has its share of the stream and nothing else, so that one of them
         tells everything.

@@ -44,10 +44,7 @@ from penstock.theory.kv_blocks import drawn, served
 from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload
 
-_MOST_TOGETHER = (
-    4_000_000  # requests of all replicas that are simulated together, each of which keeps a row too
-)
-
+_MOST_TOGETHER = 4_000_000  # requests of all replicas together, each of which keeps a row
 _MOST_DRIFT = 0.999
 _UNCOUNTED = 0.1  # share of a short run, which begins empty
 _RESOLUTION = 0.02  # of the test from floods
@@ -68,15 +65,30 @@ class Evaluation:
     judgements: tuple[Judgement, ...]
     goodput: Annotated[Estimate, Meaning("Share of the requests within all limits.")]
     latency: Annotated[Mapping[str, Mapping[str, Estimate]], Meaning(
-        "By metric (`ttft_s`, `tbt_s`, `e2e_s`) and statistic (`mean`, `p50` ...); empty if it is "
-        "unstable."
+        "By metric (`ttft_s` ...) and statistic (`mean`, `p50` ...); empty if it is unstable."
     )]  # fmt: skip
     requests: Annotated[int, Meaning(
-        "Simulated in the last run, all replicas together where they were simulated together; 0 "
-        "where theory knows."
+        "Simulated in the last run, of one replica or of all together; 0 where theory knows."
     )]  # fmt: skip
     rate: float  # requests/s that the deployment is offered
     notices: Annotated[tuple[str, ...], Meaning("What to know besides.")] = ()
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it is stable, and has the latency that the first target limits."""
+        return self.verdict == "stable" and self.estimates[0].value is not None
+
+    @property
+    def may_do(self) -> bool:
+        """Whether it is stable, and longer runs would tell whether it does."""
+        return self.verdict == "stable" and self.answer == "undecided"
+
+    def margins(self, aim: Aim) -> tuple[float, ...]:
+        """Return (limit - value) / limit for each target; NaN where the value is not measured."""
+        return tuple(
+            math.nan if estimate.value is None else 1 - estimate.value / target.limit_s
+            for target, estimate in zip(aim.targets, self.estimates, strict=True)
+        )
 
     @property
     def first_value(self) -> float:
@@ -93,7 +105,7 @@ class Evaluation:
     def targets(self) -> list[JudgedData]:
         """The estimate of each target, and whether it is met."""
         judged = zip(self.estimates, self.judgements, strict=True)
-        return [{**one.as_dict(), "answer": answer} for one, answer in judged]
+        return [{**estimate.as_dict(), "answer": answer} for estimate, answer in judged]
 
 
 @dataclasses.dataclass(frozen=True)

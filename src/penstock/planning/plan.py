@@ -30,7 +30,7 @@ _BEYOND = (1.25, 2.0)
 
 def _deployments(evaluations: Sequence[Evaluation]) -> list[Deployment]:
     """Return what was simulated."""
-    return [one.deployment for one in evaluations]
+    return [evaluation.deployment for evaluation in evaluations]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,23 +61,19 @@ class Plan(Shown):
         "the first target limits, then by name. None: there is none."
     )]  # fmt: skip
     frontier: Annotated[tuple[Evaluation, ...], Meaning(
-        "Of the simulated deployments that miss no target but the first, those that no cheaper "
-        "one equals in the latency that the first target limits; the best among them; by rising "
-        "cost."
+        "By rising cost, the simulated that miss no target but the first, and are quicker by that "
+        "than all that are cheaper; the best among them."
     )]  # fmt: skip
     evaluated: Annotated[tuple[Evaluation, ...], Meaning("All that were simulated, in that order.")]
     discarded: Annotated[tuple[Discarded, ...], Meaning("All others, and why.")]
     margins: Annotated[tuple[float, ...], Meaning(
-        "Of each target of the best: (limit - value) / limit; NaN where the value is not "
-        "measured."
+        "Of each target of the best: (limit - value) / limit; NaN where no value is measured."
     )]  # fmt: skip
     binding: Annotated[str, Meaning(
-        "What keeps a smaller fleet from doing, a sentence.",
-        data=lambda of: of or None,
+        "What keeps a smaller fleet from doing, a sentence.", data=lambda of: of or None
     )]  # fmt: skip
     next_best: Annotated[Evaluation | None, Meaning(
-        "The cheapest other that does: of another family if one was found, else with more "
-        "replicas."
+        "The cheapest other that does: of another family if there is one, else with more replicas."
     )]  # fmt: skip
     unreachable: Annotated[Unreachable | None, Meaning("Why there is no best.")]
     space: Annotated[int, Meaning("Deployments in the search space.")]
@@ -88,13 +84,12 @@ class Plan(Shown):
     notices: Annotated[tuple[str, ...], Meaning("What the user should know besides.")] = ()
     ends: Annotated[Ends[Evaluation | None] | None, Meaning(
         "The cheapest of the best's family that do at the slow and at the fast end of the batch "
-        "times, None where none does; None: batch times are taken as exact, or there is no "
-        "best.",
+        "times, None where none does; None: they are taken as exact, or there is no best.",
         data=_of_fleets,
     )] = None  # fmt: skip
-    ranking: Annotated[tuple[Ranked, ...], Meaning(
-        "The cheapest fleet of each hardware, where that was asked for."
-    )] = ()  # fmt: skip
+    ranking: Annotated[
+        tuple[Ranked, ...], Meaning("The cheapest fleet of each hardware, if that is asked for.")
+    ] = ()
 
     @computed(data=texts)
     def targets(self) -> tuple[Target, ...]:
@@ -113,7 +108,8 @@ class Plan(Shown):
         """
         if self.best is not None:
             return "undecided" if self.hinges_on_calibration else "met"
-        return "undecided" if any(one.answer == "undecided" for one in self.evaluated) else "missed"
+        is_open = any(result.answer == "undecided" for result in self.evaluated)
+        return "undecided" if is_open else "missed"
 
     @property
     def hinges_on_calibration(self) -> bool:
@@ -142,10 +138,7 @@ class Plan(Shown):
     @property
     def measured(self) -> tuple[Evaluation, ...]:
         """What was simulated, is stable, and has the latency that the first target limits."""
-        return tuple(
-            one for one in self.evaluated
-            if one.verdict == "stable" and one.estimates[0].value is not None
-        )  # fmt: skip
+        return tuple(result for result in self.evaluated if result.is_measured)
 
     @computed(data=_deployments)
     def undecided(self) -> tuple[Evaluation, ...]:
@@ -153,11 +146,9 @@ class Plan(Shown):
         cheapest first.
         """
         most = math.inf if self.best is None else self.best.deployment.cost
-        may = [
-            one for one in self.evaluated
-            if (one.answer, one.verdict) == ("undecided", "stable") and one.deployment.cost < most
-        ]  # fmt: skip
-        return tuple(sorted(may, key=lambda one: (one.deployment.cost, one.deployment.name)))
+        may_do = filter(lambda result: result.may_do, self.evaluated)
+        cheaper = [result for result in may_do if result.deployment.cost < most]
+        return tuple(sorted(cheaper, key=lambda result: result.deployment.by_cost))
 
     @computed()
     def goodput(self) -> float | None:
@@ -228,14 +219,12 @@ def plan(
     if not isinstance(workload, Workload) or not isinstance(space, Space):
         raise InputError(
             f"plan takes a Workload and a Space, not {checks.shown(workload)} and "
-            f"{checks.shown(space)}; make a space "
-            "with search_space"
+            f"{checks.shown(space)}; make a space with search_space"
         )
     if aim is None:
         aim = Aim.of(
             targets, objective=objective, goodput=goodput, requests=requests,
-            most_requests=most_requests,
-            confidence=confidence,
+            most_requests=most_requests, confidence=confidence,
         )  # fmt: skip
     refuse_gaps_of_one_token(aim.targets, workload)
     question = TargetsAtRate(workload if seed is None else workload.with_seed(seed), aim)
@@ -249,7 +238,7 @@ def plan(
     if not search.prospects and all(family.by == "impossible" for family in search.hopeless):
         raise InputError(f"no deployment can be judged: {search.hopeless[0].why_not_fewer}")
     best = search.best
-    notices, unreachable, next_best, ends = [], None, None, None
+    notices, bound, unreachable, next_best, ends = [], "", None, None, None
     if best is None:
         unreachable = why_unreachable(search, aim)
         notices = _of_the_middle(space)
@@ -257,8 +246,8 @@ def plan(
         if not rank:  # else a larger fleet is of no interest beside other hardware
             _frontier_beyond(search, best)
         next_best = _next_best(search, best)
-        family = next(one for one in space.families if one.name == best.deployment.family)
-        ends = at_both_ends(question, family, SKETCH if rank else None)
+        bound = binding(search, best, aim)
+        ends = at_both_ends(question, search.family_of(best.deployment), SKETCH if rank else None)
         notices = _of_servers(workload, [kind.server for kind, _ in best.deployment.kinds])
     if workload.rows is not None:
         notices.append(
@@ -267,10 +256,10 @@ def plan(
         )
     return Plan(
         question.workload, aim, best, _frontier(search, best), search.results,
-        (*space.refused, *search.discarded(), *left_out), _margins(best, aim.targets),
-        "" if best is None else binding(search, best, aim), next_best, unreachable, len(space),
-        space.priced, (*notices, *unsaid(workload.notices, notices), *_not_judged(search)), ends,
-        tuple(ranking),
+        (*space.refused, *search.discarded(), *left_out),
+        () if best is None else best.margins(aim), bound, next_best,
+        unreachable, len(space), space.priced,
+        (*notices, *unsaid(workload.notices, notices), *_not_judged(search)), ends, tuple(ranking),
     )  # fmt: skip
 
 
@@ -288,36 +277,27 @@ def _of_servers(workload: Workload, servers: Sequence[Server]) -> list[str]:
 def _of_the_middle(space: Space) -> list[str]:
     """Say that what nothing does was asked of the middle batch times, where they are not exact."""
     kinds = [kind for family in space.families for kind, _ in family.smallest.kinds]
-    known = [known for kind in kinds if (known := known_of(kind.server)) is not None]
+    doubts = [doubt for kind in kinds if (doubt := known_of(kind.server)) is not None]
     return [
         f"batch times are not exact ({origin}): that nothing does is said of the middle ones"
-        for origin in dict.fromkeys(one.origin for one in known)
+        for origin in dict.fromkeys(doubt.origin for doubt in doubts)
     ]
 
 
 def _not_judged(search: Search[Evaluation]) -> list[str]:
     """Say how many deployments fell away because the targets say nothing of them."""
-    left = [one for one in search.hopeless if one.by == "impossible"]
-    if not left:
+    impossible = [prospect for prospect in search.hopeless if prospect.by == "impossible"]
+    if not impossible:
         return []
-    count = sum(len(one.family.counts) for one in left)
-    name, why = left[0].family.name, left[0].why_not_fewer
+    count = sum(len(prospect.family.counts) for prospect in impossible)
+    name, why = impossible[0].family.name, impossible[0].why_not_fewer
     return [f"{count:,} deployments are left out, such as {name}: {why}"]
-
-
-def _margins(best: Evaluation | None, targets: Sequence[Target]) -> tuple[float, ...]:
-    if best is None:
-        return ()
-    return tuple(
-        math.nan if estimate.value is None else 1 - estimate.value / target.limit_s
-        for target, estimate in zip(targets, best.estimates, strict=True)
-    )
 
 
 def _frontier_beyond(search: Search[Evaluation], best: Evaluation) -> None:
     """Simulate somewhat larger fleets of the winning family: what more money buys."""
     fleet = best.deployment
-    family = next(one.family for one in search.prospects if one.family.name == fleet.family)
+    family = search.family_of(fleet)
     for times in _BEYOND:
         index = bisect.bisect_left(family.counts, times * fleet.replicas)
         if index < len(family.counts):
@@ -328,8 +308,8 @@ def _next_best(search: Search[Evaluation], best: Evaluation) -> Evaluation | Non
     """Return the cheapest other that does; one more family is searched if none is known."""
 
     def met() -> tuple[list[Evaluation], list[Evaluation]]:
-        does = [one for one in search.results if one.answer == "met" and one is not best]
-        return [one for one in does if one.deployment.family != best.deployment.family], does
+        does = [other for other in search.results if other.answer == "met" and other is not best]
+        return [other for other in does if other.deployment.family != best.deployment.family], does
 
     untried = [
         prospect for prospect in search.prospects
@@ -337,7 +317,7 @@ def _next_best(search: Search[Evaluation], best: Evaluation) -> Evaluation | Non
     ]  # fmt: skip
     if untried and not met()[0]:
         # those that failed at the cost of the answer come after those never asked
-        prospect = min(untried, key=lambda one: (one.most >= one.least, one.order))
+        prospect = min(untried, key=lambda of: (of.most >= of.least, of.order))
         start = prospect.guess
         if prospect.most >= prospect.least:
             start = max(start, prospect.most + 1)
@@ -349,11 +329,11 @@ def _next_best(search: Search[Evaluation], best: Evaluation) -> Evaluation | Non
 
 def _frontier(search: Search[Evaluation], best: Evaluation | None) -> tuple[Evaluation, ...]:
     """Return those that miss no target but the first, and have no cheaper equal in its latency."""
-    kept: list[Evaluation] = []
-    for one in sorted(search.results, key=search.rank):
-        if one.verdict != "stable" or one.estimates[0].value is None:
+    frontier: list[Evaluation] = []
+    for result in sorted(search.results, key=search.rank):
+        if not result.is_measured:
             continue
-        quicker = not kept or one.first_value < kept[-1].first_value
-        if one is best or (quicker and "missed" not in one.judgements[1:]):
-            kept.append(one)
-    return tuple(kept)
+        quicker = not frontier or result.first_value < frontier[-1].first_value
+        if result is best or (quicker and "missed" not in result.judgements[1:]):
+            frontier.append(result)
+    return tuple(frontier)

@@ -36,32 +36,16 @@ class Ranked:
     """The cheapest fleet of some hardware that does, or why none is shown."""
 
     hardware: Annotated[str, Meaning("Its name.")]
-    cost: Annotated[
-        float, Meaning("An hour; of one that is not shown, the least that theory leaves.")
-    ]
-    evaluation: Annotated[
-        Evaluation | None, Meaning("The cheapest fleet of it that does; None: none is shown.")
-    ]
+    cost: Annotated[float, Meaning("An hour; of one that is not shown, the least by theory.")]
+    evaluation: Annotated[Evaluation | None, Meaning("Of the cheapest that does; None: no such.")]
     exact: Annotated[bool, Meaning("Whether it was judged by intervals, and not by a short run.")]
-    used: Annotated[
-        float, Meaning("Least load of a replica, as a share of what any policy can carry.")
-    ]
-    million_tokens: Annotated[
-        float, Meaning("Cost of a million tokens, prompt and output together.")
-    ]
-    million_outputs: Annotated[
-        float, Meaning("The same of a million output tokens, prompts for nothing.")
-    ]
-    watts: Annotated[
-        float | None,
-        Meaning("Of all accelerators, as their sheet has them; None: it is not known."),
-    ]
-    slow_replicas: Annotated[
-        int | None,
-        Meaning(
-            "At the slow end of the batch times, by short runs; None: they are exact, or none does."
-        ),
-    ]
+    used: Annotated[float, Meaning("Least load of a replica over what any policy can carry.")]
+    million_tokens: Annotated[float, Meaning("Cost of a million tokens, of prompts and outputs.")]
+    million_outputs: Annotated[float, Meaning("Cost of a million output tokens, prompts free.")]
+    watts: Annotated[float | None, Meaning("Of all accelerators, by their sheet; None: not known.")]
+    slow_replicas: Annotated[int | None, Meaning(
+        "At the slow end of the batch times, by short runs; None: they are exact, or none does."
+    )]  # fmt: skip
     why: Annotated[str, Meaning("Why none is shown.")] = ""
 
 
@@ -75,42 +59,44 @@ def ranked(
         first(by_theory(by_sketch, families))
     sketch = Search(by_sketch, families, part_of_report(report, 0.0, _SHARE), BEYOND)
     sketch.run()
-    rows = {one.deployment.kind.title: (one, False) for one in sketch.by_hardware.values()}
-    by_cost = sorted(sketch.by_hardware.values(), key=sketch.rank)
+    rows = {result.deployment.kind.title: (result, False) for result in sketch.by_hardware.values()}
     # Of each with the two limits that do it best, between which intervals decide.
-    for best in by_cost[:EXACTLY]:
+    for best in sorted(sketch.by_hardware.values(), key=sketch.rank)[:EXACTLY]:
         alike = [
-            one for one in sketch.results
-            if one.answer == "met" and one.deployment.kind.title == best.deployment.kind.title
-            and one.deployment.cost == best.deployment.cost
+            result for result in sketch.results
+            if result.answer == "met" and result.deployment.kind.title == best.deployment.kind.title
+            and result.deployment.cost == best.deployment.cost
         ]  # fmt: skip
-        for one in sorted(alike, key=sketch.rank)[:_LIMITS]:
-            question.likely[one.deployment.family] = one.deployment.replicas
-    nearest = [one.family for one in sketch.prospects[:EXACTLY]] or list(families)[:EXACTLY]
-    chosen = [one for one in families if one.name in question.likely] or nearest
+        for result in sorted(alike, key=sketch.rank)[:_LIMITS]:
+            question.likely[result.deployment.family] = result.deployment.replicas
+    nearest = [prospect.family for prospect in sketch.prospects[:EXACTLY]] or families[:EXACTLY]
+    chosen = [family for family in families if family.name in question.likely] or [*nearest]
     search = Search(question, chosen, part_of_report(report, _SHARE, 1.0), BEYOND)
     search.run()
     # A short run does not see whether a fleet is stable: what it takes for cheaper than the answer
     # is searched, too.
     while cheaper := _cheaper(sketch, search, chosen):
         question.likely |= cheaper
-        more = [one for one in families if one.name in cheaper]
+        more = [family for family in families if family.name in cheaper]
         chosen = [*chosen, *more]
         search.add(more)
         search.run()
-    rows |= {one.deployment.kind.title: (one, True) for one in search.by_hardware.values()}
+    rows |= {result.deployment.kind.title: (result, True) for result in search.by_hardware.values()}
     by_name = {family.name: family for family in families}
     shown = [
-        _row(question, by_name[one.deployment.family], one, exact) for one, exact in rows.values()
+        _row(question, by_name[result.deployment.family], result, exact)
+        for result, exact in rows.values()
     ]
-    titles = dict.fromkeys(one.smallest.kind.title for one in families)
+    titles = dict.fromkeys(family.smallest.kind.title for family in families)
     shown += [_not_shown(sketch, title) for title in titles if title not in rows]
-    names = {family.name for family in chosen}
-    left_out = [one for one in sketch.discarded() if one.family not in names]
-    left_out += [
-        _by_sketch(sketch, one) for one in sketch.results if one.deployment.family not in names
-    ]
     shown.sort(key=lambda row: (row.evaluation is None, row.cost, row.hardware))
+    names = {family.name for family in chosen}
+    left_out = [part for part in sketch.discarded() if part.family not in names]
+    left_out += [
+        _by_sketch(sketch, result)
+        for result in sketch.results
+        if result.deployment.family not in names
+    ]
     return search, shown, left_out
 
 
@@ -121,11 +107,11 @@ def _cheaper(
     most = math.inf if search.best is None else search.best.deployment.cost
     names = {family.name for family in chosen}
     does = [
-        one.deployment for one in sorted(sketch.results, key=sketch.rank)
-        if one.answer == "met" and one.deployment.cost < most
-        and one.deployment.family not in names
+        result.deployment for result in sorted(sketch.results, key=sketch.rank)
+        if result.answer == "met" and result.deployment.family not in names
     ]  # fmt: skip
-    return {one.family: one.replicas for one in reversed(does[: EXACTLY * _LIMITS])}
+    does = [fleet for fleet in does if fleet.cost < most]
+    return {fleet.family: fleet.replicas for fleet in reversed(does[: EXACTLY * _LIMITS])}
 
 
 def by_theory(question: TargetsAtRate, families: Sequence[Family]) -> list[Deployment]:
@@ -136,8 +122,8 @@ def by_theory(question: TargetsAtRate, families: Sequence[Family]) -> list[Deplo
         if stable.least < len(family.counts):
             fleet = family.at(family.counts[min(stable.usual, len(family.counts) - 1)])
             rival = cheapest.get(fleet.kind.title, fleet)
-            cheapest[fleet.kind.title] = min(rival, fleet, key=lambda one: one.cost)
-    return sorted(cheapest.values(), key=lambda one: (one.cost, one.name))
+            cheapest[fleet.kind.title] = min(rival, fleet, key=lambda fleet: fleet.cost)
+    return sorted(cheapest.values(), key=lambda fleet: fleet.by_cost)
 
 
 def part_of_report(report: Report | None, low: float, high: float) -> Report | None:
@@ -163,22 +149,22 @@ def _row(question: TargetsAtRate, family: Family, evaluation: Evaluation, exact:
     )  # fmt: skip
 
 
-def _by_sketch(sketch: Search[Evaluation], one: Evaluation) -> Discarded:
+def _by_sketch(sketch: Search[Evaluation], result: Evaluation) -> Discarded:
     """Account for a fleet that a short run alone judged."""
     why = "it does, and there are cheaper or quicker ones"
-    if one.answer != "met":
-        why = sketch.question.lacks(one)
-    fleet = one.deployment
+    if result.answer != "met":
+        why = sketch.question.lacks(result)
+    fleet = result.deployment
     return Discarded.of(fleet.family, [fleet.replicas], "simulation", f"by a short run {why}")
 
 
 def _not_shown(sketch: Search[Evaluation], title: str) -> Ranked:
     """Say why no fleet of some hardware is shown: the least that it may cost, or what fails."""
     of_theory = (*sketch.prospects, *sketch.hopeless)
-    mine = [one for one in of_theory if one.family.smallest.kind.title == title]
-    tried = [one for one in sketch.results if one.deployment.kind.title == title]
-    cost = min((one.cost(one.least) for one in mine if not one.hopeless), default=math.inf)
+    mine = [prospect for prospect in of_theory if prospect.family.smallest.kind.title == title]
+    results = [result for result in sketch.results if result.deployment.kind.title == title]
+    cost = min((p.cost(p.least) for p in mine if not p.hopeless), default=math.inf)
     why = mine[0].why_not_fewer
-    if tried:
-        why = sketch.question.lacks(max(tried, key=lambda one: one.deployment.replicas))
+    if results:
+        why = sketch.question.lacks(max(results, key=lambda result: result.deployment.replicas))
     return Ranked(title, cost, None, False, math.nan, math.nan, math.nan, None, None, why)

@@ -142,8 +142,8 @@ class Search(Generic[R]):
     def add(self, families: Sequence[Family]) -> None:
         """Let `run` search families, besides those that it has searched."""
         every = [self._prospect(family) for family in families]
-        self.hopeless += [one for one in every if one.hopeless]
-        self._next = [one for one in every if not one.hopeless]
+        self.hopeless += [prospect for prospect in every if prospect.hopeless]
+        self._next = [prospect for prospect in every if not prospect.hopeless]
         self._next.sort(key=lambda prospect: prospect.order)
         self.prospects += self._next
 
@@ -162,6 +162,10 @@ class Search(Generic[R]):
     def best(self) -> R | None:
         """The best that is known to do."""
         return min(self.by_hardware.values(), key=self.rank, default=None)
+
+    def family_of(self, fleet: Deployment) -> Family:
+        """Return the family of a fleet that was searched."""
+        return next(p.family for p in self.prospects if p.family.name == fleet.family)
 
     def rank(self, result: R) -> tuple[float, float, str]:
         """Return what the best has least of: cost, what the question says, then name."""
@@ -222,13 +226,8 @@ class Search(Generic[R]):
         step = 1
         while top - failed > 1:
             # from where the search began, in steps that double, then by halves
-            if not step:
-                probe = (top + failed) // 2
-            elif upward:
-                probe = failed + step
-            else:
-                probe = top - step
-            probe = min(max(probe, failed + 1), top - 1)
+            probe = failed + step if upward else top - step
+            probe = min(max(probe, failed + 1), top - 1) if step else (top + failed) // 2
             if missed(probe):
                 failed = probe
                 if self._in_vain(prospect, probe):
@@ -242,7 +241,7 @@ class Search(Generic[R]):
         """Give a family up where its replicas, up to an index, hardly helped."""
         family = prospect.family
         tried = [self.peek(family, count) for count in family.counts[: last + 1]]
-        if not self.question.in_vain([one for one in tried if one is not None]):
+        if not self.question.in_vain([result for result in tried if result is not None]):
             return False
         prospect.most = last
         why = f"more replicas hardly help: {self.question.lacks(self.at(prospect, last))}"
@@ -251,9 +250,7 @@ class Search(Generic[R]):
 
     def _first_that_does(self, prospect: Prospect, first: int) -> int | None:
         """Return the first index known to do; after many undecided, in steps that double."""
-        last = first - 1
-        index = first
-        step = 1
+        last, index, step = first - 1, first, 1
         while index <= prospect.most:
             if self.at(prospect, index).answer == "met":
                 between = range(last + 1, index)
@@ -293,14 +290,13 @@ class Search(Generic[R]):
         """Say why so many replicas of a family are not the answer; nothing if none were asked."""
         if (result := self._results.get((family, count))) is not None:
             return self.question.lacks(result)
-        left_out = (one for one in self.discarded() if one.family == family)
-        ends = ((*one.replicas, one.why) for one in left_out)
+        ends = ((*part.replicas, part.why) for part in self.discarded() if part.family == family)
         return next((why for low, high, why in ends if low <= count <= high), "")
 
     def discarded(self) -> list[Discarded]:
         """Account for every deployment that was not simulated."""
         every = (*self.hopeless, *self.prospects)
-        return [one for prospect in every for one in self._left_out(prospect)]
+        return [part for prospect in every for part in self._left_out(prospect)]
 
     def _left_out(self, prospect: Prospect) -> list[Discarded]:
         """Account for the deployments of a family that were not simulated."""
@@ -314,7 +310,7 @@ class Search(Generic[R]):
         parts: list[tuple[list[int], Reason, str]] = [(below, prospect.by, prospect.why_not_fewer)]
         if fewer:
             larger = results[fewer[-1] + 1 :]
-            failed = next(one for one in larger if one is not None and one.answer != "met")
+            failed = next(result for result in larger if result and result.answer != "met")
             parts.append((fewer, "simulation", self.question.lacks(failed)))
         if more and prospect.why_not_more:
             parts.append((more, *prospect.why_not_more))
@@ -324,6 +320,5 @@ class Search(Generic[R]):
             parts.append((more, "cost", f"they cost {least} or more, the answer {bound}"))
         return [
             Discarded.of(family.name, [counts[index] for index in part], by, why)
-            for part, by, why in parts
-            if part
-        ]
+            for part, by, why in parts if part
+        ]  # fmt: skip

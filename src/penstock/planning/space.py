@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from penstock import checks
 from penstock.checking.variants import with_limits
 from penstock.errors import InputError
+from penstock.fields import Range
 from penstock.planning.deployment import Deployment, Kind
 from penstock.planning.per_hardware import Stock, number_for, refuse_idle
 from penstock.show.answers import Meaning
@@ -155,37 +156,37 @@ def search_space(
         If a value cannot be used, or no deployment can exist.
     """
     checks.seconds("transfer_ms", transfer_ms)
-    known = [preset(one) if isinstance(one, str) else one for one in hardware]
+    machines = [preset(item) if isinstance(item, str) else item for item in hardware]
     choices = _Choices(
         server, _allowed_counts(replicas), kv_tokens, price, accelerators, transfer_ms,
         _link_ms_per_token(transfer_ms_per_token, transfer_gb_per_s, kv_bytes_per_token),
         math.inf if max_cost is None
         else checks.number("max_cost", max_cost, 0, 1e15, "", "it is the most a fleet may cost"),
-        Stock.of(at_hand, known),
+        Stock.of(at_hand, machines),
     )  # fmt: skip
     axes: dict[str, Sequence[Any]] = {
-        "hardware": known, "token_budget": token_budget or (server.token_budget,),
+        "hardware": machines, "token_budget": token_budget or (server.token_budget,),
         "max_batch_size": max_batch_size or (server.max_batch_size,),
         "policy": policy or (server.policy,),
         "router": [resolve_router(choice) for choice in router],
         "disaggregation": [_ratio(text) for text in disaggregation],
     }  # fmt: skip
     if mix:
-        _refuse_mixing(known)
+        _refuse_mixing(machines)
     _refuse_sizes(axes, len(choices.counts) if mix else 0)
-    for one in known:
-        choices.with_memory(one)
-    refuse_idle("kv_tokens", kv_tokens, known)
-    tried: list[Family | Discarded] = []
-    distinct = {one and one.name: one for one in known}.values()
-    hardware_of = [(one,) for one in known] + (
-        list(itertools.combinations(distinct, 2)) if mix else []
-    )
-    for kinds, *varied in itertools.product(hardware_of, *list(axes.values())[1:]):
-        tried += choices.families(kinds, *varied)
-    refused = tuple(family for family in tried if isinstance(family, Discarded))
+    for machine in machines:
+        choices.with_memory(machine)
+    refuse_idle("kv_tokens", kv_tokens, machines)
+    kinds: list[tuple[BatchTimeFile | None, ...]] = [(machine,) for machine in machines]
+    if mix:
+        distinct = {machine and machine.name: machine for machine in machines}.values()
+        kinds += itertools.combinations(distinct, 2)
+    axes["hardware"] = kinds
+    combinations = itertools.product(*axes.values())
+    every = [family for values in combinations for family in choices.families(*values)]
+    refused = tuple(family for family in every if isinstance(family, Discarded))
     families: dict[str, Family] = {}
-    for family in tried:
+    for family in every:
         if isinstance(family, Family):
             families.setdefault(family.name, family)
     if not families:
@@ -214,8 +215,8 @@ class _Choices:
         """Return the families of one kind of replica or of two, or why there are none."""
         kinds: list[Kind] = []
         try:
-            for one in hardware:
-                kinds.append(self._kind(one, budget, slots, policy))
+            for machine in hardware:
+                kinds.append(self._kind(machine, budget, slots, policy))
             if len(kinds) == 1:
                 return [self._of_ratio(kinds[0], router, ratio)]
             if not ratio:
@@ -226,7 +227,7 @@ class _Choices:
             if len(kinds) < len(hardware) == 2:
                 return []  # which the family of that kind says
             by: Reason = "unsuited" if isinstance(error, _UnsuitedError) else "impossible"
-            name = " and ".join("server" if one is None else one.name for one in hardware)
+            name = " and ".join(machine.name if machine else "server" for machine in hardware)
             name += "" if policy is None else f", {getattr(policy, 'name', policy)}"
             name += "" if budget is None else f", budget {budget}"
             return [Discarded.of(name, self.counts, by, error)]
@@ -272,8 +273,7 @@ class _Choices:
     def _side_by_side(self, kinds: list[Kind], router: Router) -> list[Family]:
         """Return families of two kinds in one pool, one for each number of the slower."""
         # Slower in full batches; the faster are counted up, and come first at the router.
-        one, two = kinds
-        slow, fast = sorted((two, one), key=lambda kind: kind.server.full_batch_rate)
+        fast, slow = sorted(kinds, key=lambda kind: -kind.server.full_batch_rate)
         others = range(1, self.counts[-1])
         fleets = [Deployment(fast, 1, router, other=slow, others=count) for count in others]
         return [family for fleet in fleets if (family := self._affordable(fleet)) is not None]
@@ -326,18 +326,15 @@ def _link_ms_per_token(
 def _allowed_counts(replicas: int | Sequence[int]) -> tuple[int, ...]:
     """Return the numbers of replicas that are allowed, rising: a list, or all up to the most."""
     reason = "it is a number of replicas; a list, or the most"
-    if isinstance(replicas, Iterable) and not isinstance(replicas, str):
-        counts = {
-            checks.whole("search.replicas", count, 1, MOST_REPLICAS, "", reason)
-            for count in replicas
-        }
-        if not counts:
-            raise InputError(
-                "search.replicas is empty, so there is nothing to deploy; give at least one number"
-            )
-        return tuple(sorted(counts))
-    most = checks.whole("search.replicas.max", replicas, 1, MOST_REPLICAS, "", reason)
-    return tuple(range(1, most + 1))
+    limits = Range(1, MOST_REPLICAS, "", reason)
+    if not isinstance(replicas, Iterable) or isinstance(replicas, str):
+        return tuple(range(1, limits.whole(replicas, "search.replicas.max") + 1))
+    counts = {limits.whole(count, "search.replicas") for count in replicas}
+    if not counts:
+        raise InputError(
+            "search.replicas is empty, so there is nothing to deploy; give at least one number"
+        )
+    return tuple(sorted(counts))
 
 
 def _ratio(text: str | None) -> Ratio | None:
@@ -373,9 +370,9 @@ def _refuse_sizes(axes: Mapping[str, Sequence[Any]], mixed: int) -> None:
 
 def _refuse_all(refused: Sequence[Discarded]) -> None:
     """Refuse a search space without a deployment, and say why it has none."""
-    reasons = list(dict.fromkeys(one.why for one in refused))
+    reasons = list(dict.fromkeys(family.why for family in refused))
     more = f"; and {len(reasons) - _REASONS:,} more reasons" if len(reasons) > _REASONS else ""
-    unsuited = any(one.by == "unsuited" for one in refused)
+    unsuited = any(family.by == "unsuited" for family in refused)
     raise InputError(
         f"no deployment of the search space {'is worth judging' if unsuited else 'can exist'}: "
         f"{'; or: '.join(reasons[:_REASONS])}{more}"

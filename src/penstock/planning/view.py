@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from penstock.checking.enough_requests import MOST_TIMES_LONGER
-from penstock.checking.head import BECAUSE, MIDDLE
+from penstock.checking.head import BECAUSE
 from penstock.checking.view_parts import traffic
 from penstock.planning.aim import MOST_ROWS
 from penstock.planning.answers import Answers
@@ -18,7 +18,7 @@ from penstock.planning.launch import Launch
 from penstock.planning.plan import Plan
 from penstock.planning.ranking import Ranked
 from penstock.planning.space import Discarded
-from penstock.planning.view_day import day_line, day_section, job_line, job_section
+from penstock.planning.view_day import day_line, day_section, fleet_line, job_line, job_section
 from penstock.planning.why import in_words, shortfalls
 from penstock.show.answers import page_of
 from penstock.show.page import MOST_LINES, Fact, Figure, Line, Page, Section, Table
@@ -33,25 +33,23 @@ _MOST_DRAWN = 60  # rows of its figure
 def answers_page(answers: Answers) -> Page:
     """Show all that a scenario asks for."""
     plan, job = answers.plan, answers.job
-    said = _head(answers)
-    sections = [Section(line.label, [line.text], why=True) for line in said[MOST_LINES:]]
+    head = _head(answers)
+    sections = [Section(line.label, [line.text], why=True) for line in head[MOST_LINES:]]
     if plan is not None:
-        sections += [*_ranking(plan, answers.prices), _answer(plan), *_frontier(plan)]
+        sections += _ranking(plan, answers.prices)
+    sections += map(_start, answers.launches)
+    if plan is not None:
+        sections += [_answer(plan), *_frontier(plan)]
     if answers.day is not None:
         sections.append(day_section(answers.day))
     if job is not None:
         sections.append(job_section(job, [_others(job.discarded)] if job.discarded else []))
-    sections += map(_start, answers.launches)
-    if plan is not None and plan.discarded:
-        others = _others(plan.discarded, _simulated(plan))
-        sections.append(Section("Why not the others", tables=[others]))
-    return Page(
-        answers.title,
-        sections=sections,
-        head=said[:MOST_LINES],
-        why="what binds it" + (", how to start it" if answers.launches else ""),
-        rest="why not the others" if plan is not None and plan.discarded else "",
-    )
+    others = "why not the others" if plan is not None and plan.discarded else ""
+    if plan is not None and others:
+        table = _others(plan.discarded, _simulated(plan))
+        sections.append(Section(others.capitalize(), tables=[table]))
+    why = ("how to start it, " if answers.launches else "") + "what binds it"
+    return Page(answers.title, sections=sections, head=head[:MOST_LINES], why=why, rest=others)
 
 
 @page_of.register
@@ -89,8 +87,11 @@ def _head(answers: Answers) -> list[Line]:
                 fewer = f"{fewer}; {cheaper}{_remedy(plan)}"
             last = [Line("Fewer", sentence(fewer))]
             if plan.next_best is not None:
-                other = _next_best(plan, plan.best.deployment, plan.next_best.deployment)
-                last.append(Line("Next best", f"{other}."))
+                other = plan.next_best.deployment
+                more = other.cost / plan.best.deployment.cost - 1
+                dearer = "at the same cost" if abs(more) < 1e-9 else f"{more:+.0%}"
+                cost = f"{_cost(plan, other)}, {dearer}"
+                last.append(Line("Next best", fleet_line(other, cost)))
     if day is not None:
         asked = asked or f"{day.profile.name}; {' and '.join(map(str, day.targets))}"
         lines.append(day_line(day))
@@ -114,11 +115,7 @@ def _verdicts(plan: Plan) -> list[Line]:
     best = plan.best
     if best is None:
         return [_no_answer(plan)]
-    deployment = best.deployment
-    server = deployment.server
-    answer = (
-        f"{deployment.fleet}, {server.policy.name}, {deployment.limits}; {_cost(plan, deployment)}."
-    )
+    answer = fleet_line(best.deployment, _cost(plan, best.deployment))
     lines = [Line("Cheapest", answer), *_ends(plan)]
     if plan.objective == "goodput":
         # Single targets are not judged: their values are among the facts.
@@ -137,12 +134,12 @@ def _ends(plan: Plan) -> list[Line]:
     if plan.ends is None:
         return []
     slow, fast = (
-        "more than are searched" if end is None else end.deployment.fleet
+        "more than are searched" if end is None else counted(end.deployment.replicas, "replica")
         for end in (plan.ends.slow, plan.ends.fast)
     )
     text = f"fast ones take {fast}, slow ones {slow}"
     if slow == fast:
-        text = f"fast and slow ones take {slow}"
+        text = f"fast and slow ones take {slow}, too"
     text = f"the fleet is for the middle ones; {text} ({plan.ends.origin})."
     if plan.hinges_on_calibration:
         return [Line("undecided", f"{BECAUSE}: {text}", judges=True)]
@@ -154,7 +151,7 @@ def _no_answer(plan: Plan) -> Line:
     if plan.answer == "undecided":
         example = ""
         if not plan.undecided:
-            unknown = next(one for one in plan.evaluated if one.answer == "undecided")
+            unknown = next(result for result in plan.evaluated if result.answer == "undecided")
             example = f", such as {unknown.deployment.name}: {unknown.known_by}"
         return Line("undecided", f"nothing simulated is known to do{example}.", judges=True)
     unreachable = plan.unreachable
@@ -180,8 +177,7 @@ def _answer(plan: Plan) -> Section:
     facts = []
     best = plan.best
     if best is not None:
-        middle = MIDDLE if plan.ends is not None else ""
-        facts.append(Fact("Stable", "", f"by {best.known_by}{middle}"))
+        facts.append(Fact("Stable", "", f"by {best.known_by}"))
         if plan.objective == "goodput":
             facts += [
                 Fact(target.label, "", f"{in_words(target, estimate)}; limit {target}")
@@ -223,31 +219,20 @@ def _ranking(plan: Plan, prices: str) -> list[Section]:
         ),
     }
     caption = (
-        "Fleet: with token budget/max batch size. Per M: a million tokens. Slow: replicas with the "
-        "slowest batch times that are likely, by short runs. Latencies in seconds."
+        "Fleet: with token budget/max batch size. Per M: a million tokens. Slow: replicas at the "
+        "slow end of the batch times, by short runs. Latencies in seconds."
     )
     caption += f" Prices: {prices}; yours: --prices FILE." if prices else ""
     shown = [row for row in plan.ranking if row.evaluation is not None]
     table = Table.of(cells, shown, caption=caption, spare=("Per M out", "kW", "Load"))
     others = [
         Fact(row.hardware, "" if math.isinf(row.cost) else f"from {amount(row.cost)}", row.why)
-        for row in plan.ranking
-        if row.evaluation is None
-    ]
+        for row in plan.ranking if row.evaluation is None
+    ]  # fmt: skip
     return [
         Section("", tables=[table] if shown else [], below=True),
         Section("Not among them", facts=others, why=True),
     ]
-
-
-def _next_best(plan: Plan, best: Deployment, other: Deployment) -> str:
-    server = other.server
-    more = other.cost / best.cost - 1
-    dearer = "at the same cost" if abs(more) < 1e-9 else f"{more:+.0%}"
-    slots = server.max_batch_size
-    limits = f"token budget {server.token_budget:,}"
-    limits += "" if slots is None else f", max batch size {slots:,}"
-    return f"{other.fleet}, {server.policy.name}, {limits}: {_cost(plan, other)}, {dearer}"
 
 
 def _undecided(plan: Plan) -> list[str]:
@@ -284,7 +269,7 @@ def _frontier(plan: Plan) -> list[Section]:
         return []
 
     def figures() -> list[Figure]:
-        by_cost = sorted(plan.evaluated, key=lambda one: (one.deployment.cost, one.deployment.name))
+        by_cost = sorted(plan.evaluated, key=lambda result: result.deployment.by_cost)
         unseen = f"The first {_MOST_DRAWN} of {len(by_cost):,}." if by_cost[_MOST_DRAWN:] else ""
         table = _evaluations(plan, by_cost[:_MOST_DRAWN])
         return [frontier_figure(plan, [dataclasses.replace(table, caption=unseen)])]
@@ -304,19 +289,21 @@ def _evaluations(plan: Plan, rows: Sequence[Evaluation]) -> Table:
     """Lay out deployments that were simulated."""
     per = "Req/s per acc."
 
-    def interval(one: Evaluation) -> str:
-        return f"{seconds(one.estimates[0].low)} to {seconds(one.estimates[0].high)}"
+    def interval(result: Evaluation) -> str:
+        return f"{seconds(result.estimates[0].low)} to {seconds(result.estimates[0].high)}"
 
     cells: dict[str, Callable[[Evaluation], str]] = {
-        "Deployment": lambda one: one.deployment.brief,
-        "Per hour" if plan.priced else "Acc.": lambda one: amount(one.deployment.cost),
-        f"{plan.targets[0].label} (s)": lambda one: seconds(one.estimates[0].value),
+        "Deployment": lambda result: result.deployment.brief,
+        "Per hour" if plan.priced else "Acc.": lambda result: amount(result.deployment.cost),
+        f"{plan.targets[0].label} (s)": lambda result: seconds(result.estimates[0].value),
         "Interval": interval,
-        "Goodput": lambda one: "-" if one.goodput.value is None else f"{one.goodput.value:.1%}",
-        per: lambda one: f"{one.rate / one.deployment.total_accelerators:,.3g}",
-        "Judged": lambda one: "unstable" if one.verdict == "unstable" else one.answer,
+        "Goodput": lambda result: (
+            "-" if result.goodput.value is None else f"{result.goodput.value:.1%}"
+        ),
+        per: lambda result: f"{result.rate / result.deployment.total_accelerators:,.3g}",
+        "Judged": lambda result: "unstable" if result.verdict == "unstable" else result.answer,
     }
-    strong = [index for index, one in enumerate(rows) if one is plan.best]
+    strong = [index for index, result in enumerate(rows) if result is plan.best]
     return Table.of(cells, rows, strong=strong, spare=(per, "Interval"))
 
 
@@ -324,9 +311,13 @@ def _simulated(plan: Plan) -> list[tuple[str, ...]]:
     """Say of those simulated that are not the answer what became of them, with an example each."""
     rows: list[tuple[str, ...]] = []
     for answer in ("missed", "undecided", "met"):
-        alike = [one for one in plan.evaluated if one.answer == answer and one is not plan.best]
+        alike = [
+            result
+            for result in plan.evaluated
+            if result.answer == answer and result is not plan.best
+        ]
         if alike:
-            cheapest = min(alike, key=lambda one: one.deployment.cost)
+            cheapest = min(alike, key=lambda result: result.deployment.cost)
             why = shortfalls(cheapest, plan.aim)
             if answer == "met":
                 why = "they cost more or are slower at the same cost"
@@ -337,9 +328,9 @@ def _simulated(plan: Plan) -> list[tuple[str, ...]]:
 def _others(discarded: Sequence[Discarded], simulated: Sequence[Sequence[str]] = ()) -> Table:
     """Lay out why others were left out, the most frequent reason first."""
     by_reason: dict[tuple[str, str], list[Discarded]] = {}
-    for one in discarded:
-        by_reason.setdefault((one.by, one.why), []).append(one)
-    counts = {reason: sum(one.count for one in alike) for reason, alike in by_reason.items()}
+    for part in discarded:
+        by_reason.setdefault((part.by, part.why), []).append(part)
+    counts = {reason: sum(part.count for part in alike) for reason, alike in by_reason.items()}
     rows = list(simulated)
     for by, why in sorted(counts, key=lambda key: -counts[key])[:_MOST_REASONS]:
         first, *more = by_reason[by, why]

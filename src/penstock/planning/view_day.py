@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from penstock.planning.day import DayPlan, Period
+from penstock.planning.deployment import Deployment
 from penstock.planning.figures import day_figure
 from penstock.planning.job import JobPlan
 from penstock.planning.job_run import JobResult
@@ -49,7 +50,7 @@ def day_section(day: DayPlan) -> Section:
 
 
 def _day_facts(day: DayPlan) -> list[Fact]:
-    hours, static = day.accelerator_hours(), day.static_hours
+    hours, static, certified = day.hours.values()
     price = day.deployment.kind.price
     span_h = day.profile.span_s / HOUR_S
     lasts = f"{span_h:,.4g} hour{'' if span_h == 1 else 's'}"
@@ -62,8 +63,7 @@ def _day_facts(day: DayPlan) -> list[Fact]:
     if price != 1:
         against = f"against {static * price:,.2f}; {price:,.4g} per accelerator-hour"
         facts.append(Fact("Cost", f"{hours * price:,.2f}", against))
-    least = f"{day.certified_hours:,.1f}"
-    facts.append(Fact("Certificate", least, "with fewer no policy is stable"))
+    facts.append(Fact("Certificate", f"{certified:,.1f}", "with fewer no policy is stable"))
     if day.startup_s:
         changes = [f"{count:,} from {clock(start)}" for start, count in day.schedule]
         more = " ..." if len(changes) > _MOST_CHANGES else ""
@@ -110,17 +110,17 @@ def _day_table(day: DayPlan, every: int) -> Table:
     )
 
 
+def fleet_line(fleet: Deployment, cost: str = "") -> str:
+    """Say how many replicas of what, for how much, then how each is run."""
+    cost = cost or counted(fleet.total_accelerators, "accelerator")
+    return f"{fleet.fleet}: {cost}; {fleet.server.policy.name}, {fleet.limits}."
+
+
 def job_line(job: JobPlan) -> Line:
     """Say which fleet does offline work in time, or why none does."""
     if job.best is None:
         return Line("unreachable", f"Offline work: {job.unreachable}.", judges=True)
-    return Line("met", f"Offline work: {_fleet(job.best)}.", judges=True)
-
-
-def _fleet(result: JobResult) -> str:
-    fleet = result.deployment
-    accelerators = counted(fleet.total_accelerators, "accelerator")
-    return f"{fleet.fleet}, {fleet.server.policy.name}, {fleet.server.limits}; {accelerators}"
+    return Line("met", f"Offline work: {fleet_line(job.best.deployment)}", judges=True)
 
 
 def job_section(job: JobPlan, others: Sequence[Table]) -> Section:
@@ -134,7 +134,7 @@ def job_section(job: JobPlan, others: Sequence[Table]) -> Section:
     ]
     facts = [] if job.nearest is None else _job_facts(job, job.nearest)
     if job.best is None and job.nearest is not None:
-        paragraphs.append(f"The nearest is {_fleet(job.nearest)}.")
+        paragraphs.append(f"The nearest is {fleet_line(job.nearest.deployment)}")
     tables = [*([_fleets(job)] if len(job.results) > 1 else []), *others]
     return Section(
         "Offline work", paragraphs, facts=facts, tables=tables, notes=job.notices, why=True
@@ -166,17 +166,20 @@ def _job_facts(job: JobPlan, result: JobResult) -> list[Fact]:
 
 def _fleets(job: JobPlan) -> Table:
     """Lay out the fleets that were simulated."""
-    by_cost = sorted(job.results, key=lambda one: (one.deployment.cost, one.seconds))[:_MOST_FLEETS]
-    ways = {"alone": ""}
+    by_cost = sorted(job.results, key=lambda result: (result.deployment.cost, result.seconds))[
+        :_MOST_FLEETS
+    ]
     cells: dict[str, Callable[[JobResult], str]] = {
-        "Fleet": lambda one: one.deployment.brief + ways.get(one.mode, f", {one.mode}"),
-        "Acc.": lambda one: f"{one.deployment.total_accelerators:,}",
-        "Done after": lambda one: span_of_time(one.seconds),
-        "At least": lambda one: span_of_time(one.lower_bound_s),
-        "Tokens/s": lambda one: f"{one.tokens_per_s:,.0f}",
-        "Acc.-hours": lambda one: amount(one.accelerator_hours),
-        "Judged": lambda one: one.answer,
+        "Fleet": lambda result: (
+            result.deployment.brief + ("" if result.mode == "alone" else f", {result.mode}")
+        ),
+        "Acc.": lambda result: f"{result.deployment.total_accelerators:,}",
+        "Done after": lambda result: span_of_time(result.seconds),
+        "At least": lambda result: span_of_time(result.lower_bound_s),
+        "Tokens/s": lambda result: f"{result.tokens_per_s:,.0f}",
+        "Acc.-hours": lambda result: amount(result.accelerator_hours),
+        "Judged": lambda result: result.answer,
     }
-    strong = [index for index, one in enumerate(by_cost) if one is job.best]
+    strong = [index for index, result in enumerate(by_cost) if result is job.best]
     spare = ("Acc.-hours", "At least")
     return Table.of(cells, by_cost, title="Fleets simulated", strong=strong, spare=spare)

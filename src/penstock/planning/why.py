@@ -74,7 +74,7 @@ def with_replicas(evaluation: Evaluation, aim: Aim) -> str:
 def binding(search: Search[Evaluation], best: Evaluation, aim: Aim) -> str:
     """Say what keeps a smaller fleet than the answer from doing."""
     fleet = best.deployment
-    family = next(one.family for one in search.prospects if one.family.name == fleet.family)
+    family = search.family_of(fleet)
     index = family.counts.index(fleet.replicas)
     fewer = None
     if index:
@@ -84,7 +84,7 @@ def binding(search: Search[Evaluation], best: Evaluation, aim: Aim) -> str:
     if fewer is not None and (why := search.why_not(fewer.family, fewer.replicas)):
         return why
     values = zip(best.estimates, aim.targets, strict=True)
-    loads = [(one.value / limit.limit_s, str(limit)) for one, limit in values if one.value]
+    loads = [(of.value / target.limit_s, str(target)) for of, target in values if of.value]
     nearest = f"; {max(loads)[1]} is nearest its limit" if loads else ""
     return f"no smaller fleet is in the search space{nearest}"
 
@@ -96,11 +96,7 @@ class Unreachable:
     target: Annotated[str, Meaning("What is not met, in words.")]
     why: Annotated[str, Meaning("What keeps all of them from it.")]
     nearest: Annotated[
-        float | None,
-        Meaning(
-            "The nearest value that was reached: seconds, or a share for goodput; None where none "
-            "is stable."
-        ),
+        float | None, Meaning("Reached: seconds, or a share for goodput; None: none is stable.")
     ]
     deployment: Annotated[Deployment | None, Meaning("That reached it.")]
 
@@ -130,11 +126,13 @@ def _wants(evaluation: Evaluation, aim: Aim) -> list[_Want]:
 def why_unreachable(search: Search[Evaluation], aim: Aim) -> Unreachable:
     """Say what keeps all deployments from the answer, and how near they come."""
     largest = _largest(search)
-    wants = {one: _wants(one, aim) for one in largest if one.verdict == "stable"}
+    wants = {fleet: _wants(fleet, aim) for fleet in largest if fleet.verdict == "stable"}
     if not wants:
-        reasons = [one.why_not_fewer for one in search.hopeless if one.by == "theory"]
+        reasons = [
+            prospect.why_not_fewer for prospect in search.hopeless if prospect.by == "theory"
+        ]
         reason = reasons[0] if reasons else shortfalls(largest[0], aim)
-        most = max(one.family.counts[-1] for one in (*search.hopeless, *search.prospects))
+        most = max(prospect.family.counts[-1] for prospect in (*search.hopeless, *search.prospects))
         why = (
             f"{reason}, and at most {most:,} are searched; allow more (plan.search.replicas) or "
             "other hardware"
@@ -144,8 +142,8 @@ def why_unreachable(search: Search[Evaluation], aim: Aim) -> Unreachable:
     indices = range(len(next(iter(wants.values()))))
     never = [index for index in indices if not any(of[index].met for of in wants.values())]
 
-    def excess(one: Evaluation) -> tuple[float, float]:
-        return max(wants[one][index].excess for index in never or indices), one.deployment.cost
+    def excess(fleet: Evaluation) -> tuple[float, float]:
+        return max(wants[fleet][index].excess for index in never or indices), fleet.deployment.cost
 
     nearest = min(wants, key=excess)
     want = max(wants[nearest][index] for index in never or indices)
@@ -156,13 +154,11 @@ def why_unreachable(search: Search[Evaluation], aim: Aim) -> Unreachable:
 
 def _largest(search: Search[Evaluation]) -> list[Evaluation]:
     """Return the largest fleet of each family that was simulated, and the least hopeless one."""
-    simulated = [
-        search.peek(one.family, one.family.counts[one.most]) for one in search.prospects
-    ]  # fmt: skip
-    largest = [one for one in simulated if one is not None]
-    too_slow = [one for one in search.hopeless if one.excess < math.inf]
+    simulated = (search.peek(p.family, p.family.counts[p.most]) for p in search.prospects)
+    largest = [result for result in simulated if result is not None]
+    too_slow = [prospect for prospect in search.hopeless if prospect.excess < math.inf]
     if too_slow:
-        family = min(too_slow, key=lambda one: one.excess).family
+        family = min(too_slow, key=lambda prospect: prospect.excess).family
         largest.append(search.simulate(family, family.counts[-1]))
     return largest
 
