@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 import penstock as ps
-from penstock.checking.answer import MOST_JOBS, Answer, longer_run
+from penstock.checking.answer import MOST_JOBS, Answer
 from penstock.checking.check import check
 from penstock.checking.enough_requests import until_known
 from penstock.checking.latency import SteadyState, steady_state
@@ -142,11 +142,11 @@ def test_no_longer_run_is_made_or_told_where_none_would_decide() -> None:
     until_known(simulated, 1_000, 16_000, [ps.Target("e2e_s", "p99.9", 1.0)], [1.0])
     assert made == [1_000]
     found = check(network, jobs=2_000, resolution=0.1)
-    assert longer_run(found) == 32_000
+    assert found.longer_run == 32_000
     long = dataclasses.replace(found, run=dataclasses.replace(found.run, arrived=9_000_000))
-    assert longer_run(long) == MOST_JOBS
+    assert long.longer_run == MOST_JOBS
     longest = dataclasses.replace(found, run=dataclasses.replace(found.run, arrived=MOST_JOBS))
-    assert longer_run(longest) is None
+    assert longest.longer_run is None
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from penstock.capacity.recommendation import (
     Recommendation,
     bargain,
 )
-from penstock.checking.answer import ROWS_UP_TO, longer_run
+from penstock.checking.answer import ROWS_UP_TO
 from penstock.checking.check import check
 from penstock.checking.doubt import doubt_of
 from penstock.checking.enough_requests import estimate
@@ -302,7 +302,7 @@ class _Study(NamedTuple):
         """Return a candidate with targets judged by a run as long as it takes, up to 16 times; None
         where no longer one is kept.
         """
-        if longer_run(candidate.answer) is None:
+        if candidate.answer.longer_run is None:
             return None
         answer = check(
             self.workload, candidate.answer.run.server, requests=self.requests,

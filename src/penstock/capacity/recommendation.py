@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.capacity.candidates import SAFE, Pruned
 from penstock.capacity.max_rate import MaxRate
-from penstock.checking.answer import Answer, left_open, longer_run
+from penstock.checking.answer import Answer
 from penstock.checking.batch_means import OfLatency
 from penstock.checking.doubt import Doubt, beyond_rows
 from penstock.checking.latency import SteadyState
@@ -301,8 +301,8 @@ class Recommendation(Shown):
         if all(target.judgement != "missed" for target in new.targets):
             asked = " ".join(f"--target '{one.target}'" for one in new.targets)
             last = new.longer or new.answer
-            call = f"penstock recommend {file} --requests {longer_run(last)} {asked}"
-            return f"longer runs may decide it: `{call}`" if longer_run(last) else left_open(last)
+            call = f"penstock recommend {file} --requests {last.longer_run} {asked}"
+            return f"longer runs may decide it: `{call}`" if last.longer_run else last.left_open
         named = ", ".join(str(one.target) for one in new.targets)
         return (
             f"`plan: {{targets: [{named}]}}` in the scenario lets `penstock plan {file}` find how "

@@ -32,7 +32,7 @@ class LoadInRegion(OfSystem, Shown):
     def calibration(self) -> EndsOfLoad | None:
         """Ends of load and limit; None: batch times are taken as exact."""
         reach = reach_of(self.system)
-        return reach and EndsOfLoad([*reach.load], [*reach.max_rate])
+        return None if reach is None else EndsOfLoad([*reach.load], [*reach.max_rate])
 
     @computed()
     def warnings(self) -> list[str]:

@@ -12,7 +12,7 @@ from penstock.capacity.side_by_side import MaxRates
 from penstock.checking.figures import region_figure
 from penstock.checking.view_parts import (
     contradictions,
-    heading_of_server,
+    heading_of,
     target_verdicts,
     with_interval,
 )
@@ -44,7 +44,7 @@ def region_page(answer: LoadInRegion, scenario: Scenario) -> Page:
     own = {} if point.own is None else {policy: point.own}
     return Page(
         title=scenario.name,
-        heading=heading_of_server(scenario.workload, scenario.server, policy),
+        heading=heading_of(scenario.system),
         notes=answer.warnings,
         head=head_of_region(point, scenario),
         why="limits and assumptions",
@@ -84,9 +84,7 @@ def max_rates_page(answer: MaxRates, scenario: Scenario, what: str = "Policy") -
     rates = answer.rates
     names = f"{len(rates)} policies" if len(rates) > 1 else next(iter(rates))
     if scenario.is_network:
-        from penstock.checking.view_network import network_heading  # servers need not wait for it
-
-        heading, unit = network_heading(scenario.network), "Times"
+        unit = "Times"
         caption = (
             "In times this load, that is all arrival rates as the scenario has them. Above 'any "
             "policy' none is stable; up to 'certified to' a theorem says stable; between them "
@@ -94,7 +92,6 @@ def max_rates_page(answer: MaxRates, scenario: Scenario, what: str = "Policy") -
         )
     else:
         what, unit = "Policy", "Requests/s"
-        heading = heading_of_server(scenario.workload, scenario.server, names)
         caption = (
             "Requests/s. Up to 'certified to' a theorem says stable; above 'any policy' none is "
             "stable; between them the same requests were simulated at each rate. 'Share' is "
@@ -105,7 +102,7 @@ def max_rates_page(answer: MaxRates, scenario: Scenario, what: str = "Policy") -
     tried = _tried(rates, unit)
     return Page(
         title=scenario.name,
-        heading=heading,
+        heading=heading_of(scenario.system, names),
         head=head_of_rates(answer, scenario),
         why="limits and assumptions",
         rest="every rate that was tried" if tried else "",
@@ -149,7 +146,7 @@ def recommend_page(recommendation: Recommendation, scenario: Scenario) -> Page:
         sections.append(Section("What was ruled out", tables=[_pruned(recommendation)]))
     return Page(
         title=scenario.name,
-        heading=heading_of_server(scenario.workload, server, server.policy.name),
+        heading=heading_of((scenario.workload, server)),
         head=said[:MOST_LINES],
         why="latencies with intervals",
         rest="all that was tried or ruled out",

@@ -10,16 +10,14 @@ from penstock.checking.batch_means import OfLatency
 from penstock.checking.doubt import Doubt
 from penstock.checking.enough_requests import MOST_TIMES_LONGER
 from penstock.checking.latency import SteadyState
-from penstock.checking.simulated import Simulation, simulation
 from penstock.checking.stability import RECORDED, Stability
-from penstock.checking.targets import (
-    TargetAnswer,
-)
+from penstock.checking.targets import TargetAnswer
 from penstock.errors import InputError
 from penstock.show.answers import Meaning, Shown, computed
 from penstock.show.page import Page
 from penstock.simulation.quick import MemoryEstimate
 from penstock.simulation.run import Run
+from penstock.simulation.run_data import RunData
 from penstock.simulation.simulate import simulate
 from penstock.system.kinds import OfSystem
 from penstock.system.server import Server
@@ -43,6 +41,12 @@ MOST_JOBS = 10_000_000
 """Of a run of a network: each keeps a row per request in memory."""
 
 _FIRST_REQUESTS = 300
+
+
+class Simulation(RunData):
+    """What was simulated from empty."""
+
+    verdict: Annotated[str | None, Meaning("That of the test; null where there is none.")]
 
 
 class NetworkLoad(Rho):
@@ -96,8 +100,7 @@ class Answer(OfSystem, OfLatency, Shown):
         tuple[str, ...], Meaning("What the user should know besides.", key=None)
     ] = ()
     outages: Annotated[
-        "tuple[OutageWindow, ...]",
-        Meaning("What replicas that die and come back do to latency."),
+        "tuple[OutageWindow, ...]", Meaning("What replicas that die and come back do to latency.")
     ] = ()
     calibration: Annotated[
         Doubt | None,
@@ -185,6 +188,24 @@ class Answer(OfSystem, OfLatency, Shown):
         return "jobs" if self.is_network else "requests"
 
     @property
+    def most_arrivals(self) -> int:
+        """How many requests or jobs a run may have: of a recording no more than there are."""
+        if self.is_network:
+            return self.run.arrived if self.network.ends else MOST_JOBS
+        return min(ROWS_UP_TO, self.workload.rows or ROWS_UP_TO)
+
+    @property
+    def longer_run(self) -> int | None:
+        """How many may decide what this run left open; None: no longer one is kept."""
+        longer = min(MOST_TIMES_LONGER * self.run.arrived, self.most_arrivals)
+        return longer if longer > self.run.arrived else None
+
+    @property
+    def left_open(self) -> str:
+        """That no run decides a target."""
+        return f"{self.run.arrived:,} {self.unit} leave it open, and no longer run is kept"
+
+    @property
     def tested(self) -> Stability:
         """What the test says, which is never skipped at a server."""
         if self.stability is None:
@@ -256,7 +277,7 @@ class Answer(OfSystem, OfLatency, Shown):
     @computed(key="simulation")
     def _simulation(self) -> Simulation:
         """What the run did, beside the verdict of the test."""
-        return simulation(self.run, None if self.stability is None else self.stability.verdict)
+        return {"verdict": getattr(self.stability, "verdict", None), **self.run.as_dict()}
 
     @computed(key="latency")
     def _latency(self) -> dict[str, dict[str, float | None]] | None:
@@ -330,17 +351,15 @@ class Answer(OfSystem, OfLatency, Shown):
             return None
         targets = " ".join(f"--target '{answer.target}'" for answer in self.targets)
         if all(answer.judgement != "missed" for answer in self.targets):
-            longer = longer_run(self)
-            if longer is None:
-                return left_open(self)
-            count = f"--{self.unit} {longer}"
+            if self.longer_run is None:
+                return self.left_open
+            count = f"--{self.unit} {self.longer_run}"
             return f"a longer run may decide it: `penstock check {file} {count} {targets}`"
         if self.is_network:
             return "more replicas, other limits or less load may meet it"
         return (
             f"`penstock recommend {file} {targets}` looks for limits with which this server meets "
-            "it; where none do, "
-            "`penstock plan` finds how many replicas, and of which hardware, do"
+            "it; where none do, `penstock plan` finds how many replicas, and of which hardware, do"
         )
 
     def _less_load_of_pools(self) -> str | None:
@@ -377,38 +396,11 @@ class Answer(OfSystem, OfLatency, Shown):
             )
         return (
             f"{cause}: `penstock max-rate {file}` says how much it carries, `penstock recommend "
-            f"{file}` with which "
-            f"limits it carries more, and {plan}"
+            f"{file}` with which limits it carries more, and {plan}"
         )
 
 
-def most_requests(workload: Workload) -> int:
-    """Return of how many requests a run may keep a row of each: a recording has no more of them."""
-    return min(ROWS_UP_TO, workload.rows or ROWS_UP_TO)
-
-
-def longer_run(answer: Answer) -> int | None:
-    """Return how many requests or jobs may decide what a run left open; None: no longer one is
-    kept.
-    """
-    most = MOST_JOBS
-    if not answer.is_network:
-        most = most_requests(answer.workload)
-    elif answer.network.ends:
-        most = 0
-    longer = min(MOST_TIMES_LONGER * answer.run.arrived, most)
-    return longer if longer > answer.run.arrived else None
-
-
-def left_open(answer: Answer) -> str:
-    """Say that no run decides a target."""
-    return f"{answer.run.arrived:,} {answer.unit} leave it open, and no longer run is kept"
-
-
-def no_steady_state(
-    certificate: Certificate,
-    stability: Stability | None,
-) -> str | None:
+def no_steady_state(certificate: Certificate, stability: Stability | None) -> str | None:
     """Return why the latency of a steady state is refused, or None."""
     if certificate.verdict in ("unstable", "critical"):
         is_none = "there is no" if certificate.verdict == "unstable" else "there may be no"
@@ -419,23 +411,14 @@ def no_steady_state(
 
 
 def latency_warnings(
-    certificate: Certificate,
-    stability: Stability | None,
-    latency: SteadyState | None,
+    certificate: Certificate, stability: Stability | None, latency: SteadyState | None
 ) -> list[str]:
     """Say what is in doubt of a latency."""
-    warnings = []
-    if (
-        stability is not None
-        and stability.verdict == "undecided"
-        and not no_steady_state(certificate, stability)
-    ):
-        warnings.append(
-            "whether it is stable is undecided, so there may be no steady state whose latency "
-            "this is"
-        )
-    if latency is not None:
-        warnings += latency.notices
+    warnings = [] if latency is None else list(latency.notices)
+    undecided = stability is not None and stability.verdict == "undecided"
+    if undecided and not no_steady_state(certificate, stability):
+        said = "whether it is stable is undecided, so there may be no steady state whose latency"
+        warnings.insert(0, f"{said} this is")
     return warnings
 
 

@@ -91,14 +91,9 @@ class Batches(NamedTuple):
         return intervals.quantile_interval(self.parts, self.whole, share(statistic), confidence)
 
     def estimate(
-        self,
-        statistic: str,
-        confidence: float,
-        tick_s: float,
-        too_short: bool,
-        most_bursts: float = math.inf,
-        luck: float = 1.0,
-    ) -> Estimate:
+        self, statistic: str, confidence: float, tick_s: float, too_short: bool,
+        most_bursts: float = math.inf, luck: float = 1.0,
+    ) -> Estimate:  # fmt: skip
         """Estimate a statistic, in seconds; not bounded from above where the run is too short."""
         # No more than ``most_bursts`` are taken to lie beyond a percentile
         # (`intervals.quantile_interval`), and a mean to be ``luck`` times as far off as its batches
@@ -157,17 +152,13 @@ class Waits(NamedTuple):
         too_short: bool,
     ) -> Statistics:
         """Estimate the statistics of a metric that holds these waits, in seconds."""
-        luck = self.luck(confidence)
+        luck, names = self.luck(confidence), statistics_of(metric, targets)
+        most = dict.fromkeys(names, math.inf)
+        if metric != "tbt_s":
+            most = {name: self.most_bursts(name, confidence) for name in names}
         estimates = {
-            name: samples.estimate(
-                name,
-                confidence,
-                tick_s,
-                too_short,
-                math.inf if metric == "tbt_s" else self.most_bursts(name, confidence),
-                luck,
-            )
-            for name in statistics_of(metric, targets)
+            name: samples.estimate(name, confidence, tick_s, too_short, most[name], luck)
+            for name in names
         }
         for target in targets if not too_short else ():
             if target.metric == metric and target.statistic != "mean":
@@ -244,8 +235,7 @@ def before_unfinished(finish: Ints, unit: str, ended: str) -> tuple[int, list[st
         return count, []
     return count, [
         f"{unit} {count:,} of {finish.size:,} is unfinished, and those behind it are left out; "
-        "simulate until all have "
-        f"{ended}"
+        f"simulate until all have {ended}"
     ]
 
 
@@ -262,8 +252,7 @@ def unsteady(
     if alike > _MOST_CORRELATION:
         reasons.append(
             f"successive {BATCHES}ths of the run depend on each other (correlation {alike:.2f}), "
-            "so intervals are too "
-            f"narrow; simulate more than {count:,} {unit}"
+            f"so intervals are too narrow; simulate more than {count:,} {unit}"
         )
     return reasons
 

@@ -1,19 +1,19 @@
 """Is it stable, what can it carry, at what latency: theorem, test and run of one system."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 from penstock import checks
 from penstock.checking.answer import Answer
 from penstock.checking.stability import Stability
 from penstock.checking.targets import Target, parsed_targets, refuse_gaps_of_one_token
-from penstock.checking.verdict import checked_of_network, checked_of_server, verdict
+from penstock.checking.verdict import checked, verdict
 from penstock.simulation.progress import Progress, part_of
 from penstock.system.kinds import as_network, refuse, refuse_of_clients
 from penstock.system.outages import Outage, listed
 from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
-from penstock.theory.certificate import Certificate
 from penstock.theory.certify import certify
 from penstock.workload.workload import ClosedLoop, Workload
 
@@ -37,35 +37,22 @@ def check(  # type: ignore[overload-overlap]
 ) -> "ClosedAnswer": ...
 @overload
 def check(
-    workload: Workload,
-    server: Server,
+    workload: "Workload | Network",
+    server: Server | None = None,
     *,
     requests: int | None = None,
+    jobs: int | None = None,
     until: float | None = None,
+    seed: int | None = None,
     targets: Sequence[Target | str] = (),
     precision: float | None = None,
     alpha: float | None = None,
     resolution: float | None = None,
     estimate_memory: bool = True,
     progress: Progress | None = None,
-    stability: Stability | None = None,
-    certified: Callable[[Certificate], object] | None = None,
-) -> Answer: ...
-@overload
-def check(
-    network: "Network",
-    /,
-    *,
-    jobs: int | None = None,
-    until: float | None = None,
-    seed: int | None = None,
-    targets: Sequence[Target | str] = (),
-    precision: float | None = None,
-    resolution: float | None = None,
-    progress: Progress | None = None,
     outages: Sequence[Outage] = (),
     stability: Stability | None = None,
-    certified: Callable[[Certificate], object] | None = None,
+    certified: Callable[[Any], object] | None = None,
 ) -> Answer: ...
 def check(
     workload: "Workload | Network",
@@ -136,33 +123,32 @@ def check(
             from penstock.checking.closed_loop import closed_answer
 
             return closed_answer(workload, server, requests, limits, progress, certified)
-        # The length is refused before the test, not after it.
         from penstock.checking.check_server import RunAsked, answer_of_server
 
         asked = RunAsked(workload, requests, until, limits, precision)
-        checked_of_server(alpha, resolution)
+        checked(False, alpha, resolution)
         server = as_serving(workload, server)
-        certificate = certify(workload, server)
-        if certified is not None:
-            certified(certificate)
-        if stability is None:
-            tested = part_of(progress, 0.0, _TEST_SHARE)
-            stability = verdict(workload, server, alpha, resolution, workload.seed, progress=tested)
-        simulated = part_of(progress, _TEST_SHARE, 1.0)
-        return answer_of_server(server, asked, stability, certificate, estimate_memory, simulated)
-    network = as_network("check", workload, server)
-    refuse(requests=requests, alpha=alpha, estimate_memory=None if estimate_memory else False)
-    from penstock.checking.check_network import JobsAsked, answer_of_network, flooded
+        system: tuple[Any, ...] = (workload, server)
+        ends, share = False, _TEST_SHARE
+        test = partial(verdict, workload, server, alpha, resolution, workload.seed)
+        answer: Callable[..., Answer] = partial(answer_of_server, asked, server, estimate_memory)
+    else:
+        network = as_network("check", workload, server)
+        refuse(requests=requests, alpha=alpha, estimate_memory=None if estimate_memory else False)
+        from penstock.checking.check_network import JobsAsked, answer_of_network
+        from penstock.system.network import own_seed
 
-    # What cannot be done is refused before the test, not after.
-
-    of_jobs = JobsAsked(network, jobs, until, seed, limits, precision, outages)
-    checked_of_network(resolution)
-    certificate = certify(network)
+        of_jobs = JobsAsked(network, jobs, until, seed, limits, precision, outages)
+        checked(True, None, resolution)
+        system = (network,)
+        ends, share = network.ends, _FLOOD_SHARE
+        of_floods = own_seed(network.workflows[0]) if seed is None else seed
+        test = partial(verdict, network, resolution=resolution, seed=of_floods)
+        answer = partial(answer_of_network, of_jobs, resolution)
+    # What cannot be done was refused before the test, not after.
+    certificate = certify(*system)
     if certified is not None:
         certified(certificate)
-    if stability is None and not network.ends:
-        tested = part_of(progress, 0.0, _FLOOD_SHARE)
-        stability = flooded(network, seed, resolution, tested)
-    simulated = part_of(progress, _FLOOD_SHARE, 1.0)
-    return answer_of_network(of_jobs, stability, certificate, resolution, simulated)
+    if stability is None and not ends:
+        stability = test(progress=part_of(progress, 0.0, share))
+    return answer(stability, certificate, part_of(progress, share, 1.0))

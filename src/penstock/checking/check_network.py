@@ -16,12 +16,11 @@ from penstock.checking.outages import OutageWindow, outage_windows
 from penstock.checking.pools import pool_answers, pool_warnings
 from penstock.checking.stability import Stability
 from penstock.checking.targets import Target
-from penstock.checking.verdict import verdict
 from penstock.errors import InputError
 from penstock.simulation.progress import Progress, part_of
 from penstock.simulation.run import TICK_S, Run, stop_tick
 from penstock.simulation.simulate import RunOptions, jobs_of_run, refuse_late_outages, run_network
-from penstock.system.network import Network, own_seed
+from penstock.system.network import Network
 from penstock.system.outages import Outage, checked_outages
 from penstock.system.prefix_cache import network_notes
 from penstock.theory.certificate import Certificate
@@ -110,9 +109,9 @@ def refuse_between_calls(network: Network, targets: Sequence[Target]) -> None:
 
 def answer_of_network(
     asked: JobsAsked,
+    resolution: float | None,
     stability: Stability | None,
     certificate: Certificate,
-    resolution: float | None,
     progress: Progress,
 ) -> Answer:
     """Answer for a network: see `check`."""
@@ -144,17 +143,6 @@ def answer_of_network(
         outages=windows,
         calibration=doubt_of(network, asked.seed, resolution),
     )
-
-
-def flooded(
-    network: Network,
-    seed: int | None = None,
-    resolution: float | None = None,
-    progress: Progress | None = None,
-) -> Stability:
-    """Return the verdict of the floods, under the seed of the network where none is given."""
-    of_floods = own_seed(network.workflows[0]) if seed is None else seed
-    return verdict(network, resolution=resolution, seed=of_floods, progress=progress)
 
 
 def _loads(certificate: Certificate, stability: Stability | None) -> list[float]:

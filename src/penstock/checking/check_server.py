@@ -70,11 +70,11 @@ class RunAsked:
 
 
 def answer_of_server(
-    server: Server,
     asked: RunAsked,
+    server: Server,
+    estimate_memory: bool,
     stability: Stability,
     certificate: Certificate,
-    estimate_memory: bool,
     progress: Progress,
 ) -> Answer:
     """Answer for a server: see `check`."""

@@ -9,17 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
+from penstock.checking.answer import Simulation
 from penstock.checking.batch_means import BATCHES, LEAST_REQUESTS, OfLatency
-from penstock.checking.doubt import (
-    FACTOR,
-    Interval,
-    beyond_rows,
-    interval_by_name,
-    latency_factors,
-)
+from penstock.checking.doubt import FACTOR, Interval, beyond_rows, interval_by_name, latency_factors
 from penstock.checking.head import stable_because
 from penstock.checking.latency import SteadyState, judged, steady_state
-from penstock.checking.simulated import Simulation, simulation
 from penstock.checking.targets import Estimate, Target, TargetAnswer
 from penstock.errors import InputError
 from penstock.show.answers import Meaning, Shown, computed
@@ -117,7 +111,7 @@ class ClosedAnswer(OfLatency, Shown):
         """The requests asked for, and one more of each client behind them, so that the last are not
         alone.
         """
-        return simulation(self.run, self.verdict)
+        return {"verdict": self.verdict, **self.run.as_dict()}
 
     @computed(key="warnings")
     def _all_warnings(self) -> list[str]:
@@ -150,7 +144,7 @@ def closed_answer(
             f"all at once, and not how it goes on; {more}, or ask `penstock simulate` what happens "
             "to so few"
         )
-    most = _most(workload, server)
+    most = certify(workload.at_rate(1.0), server)
     if certified is not None:
         certified(None)
     run = simulate(workload, server, requests=sent, progress=progress)
@@ -163,7 +157,7 @@ def closed_answer(
         server,
         run,
         _throughput(told, latency, run.tick_s),
-        most,
+        most.max_rate * most.load.work.share,  # those that are dropped apart
         latency,
         latency_factors(workload, server),
         targets=tuple(judged(target, latency) for target in targets),
@@ -184,9 +178,3 @@ def _throughput(rows: Rows, latency: SteadyState, tick_s: float) -> Estimate:
     spans, counts = np.diff(ended[places]), np.diff(places).astype(float)
     low, high = intervals.ratio_interval(spans, counts, latency.confidence)
     return Estimate(rate, 1 / high, 1 / low if low > 0 else None)
-
-
-def _most(workload: ClosedLoop, server: Server) -> float:
-    """Return the rate of such requests, those that are dropped apart, that no policy exceeds."""
-    certificate = certify(workload.at_rate(1.0), server)
-    return certificate.max_rate * certificate.load.work.share

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock import checks
 from penstock.checking.answer import Answer
-from penstock.checking.batch_means import BATCHES, Batches, Statistics, Waits, few_bursts
+from penstock.checking.batch_means import BATCHES, Statistics, few_bursts
 from penstock.checking.check import check
 from penstock.checking.differences import Sample, difference
 from penstock.checking.goodput import good_jobs, goodput_share
@@ -354,12 +354,18 @@ class _Question:
             for name, run in self.runs.items():
                 samples = _samples(run, mine, self.batch)
                 waits = self.queues[name].of_workflow(index)
+                short = name in self.short
                 latency = {
-                    metric: self._estimated(metric, sample.batches, waits, name)
+                    metric: waits.estimates(
+                        metric, sample.batches, self.targets, self.confidence, run.tick_s, short
+                    )
                     for metric, sample in samples.items()
                 }
                 difference = compared and self._differences(samples, latency, compared)
-                goodput = self._goodput(name, mine)
+                goodput = None
+                if self.targets:
+                    good = good_jobs(run, self.targets)[(self.batch >= 0) & mine]
+                    goodput = goodput_share(good, self.confidence, short)
                 whole = {metric: sample.batches.whole for metric, sample in samples.items()}
                 rows.append(
                     ComparedWorkflow(
@@ -368,12 +374,6 @@ class _Question:
                 )
                 compared = compared or (samples, latency)
         return tuple(rows)
-
-    def _estimated(self, metric: str, batches: Batches, waits: Waits, name: str) -> Statistics:
-        tick_s = self.runs[name].tick_s
-        return waits.estimates(
-            metric, batches, self.targets, self.confidence, tick_s, name in self.short
-        )
 
     def _differences(
         self,
@@ -394,13 +394,6 @@ class _Question:
             }
             for metric, statistics in latency.items()
         }  # fmt: skip
-
-    def _goodput(self, name: str, mine: Bools) -> Estimate | None:
-        if not self.targets:
-            return None
-        good = good_jobs(self.runs[name], self.targets)
-        used = (self.batch >= 0) & mine
-        return goodput_share(good[used], self.confidence, name in self.short)
 
 
 def _samples(run: Run, mine: Bools, batch: Ints) -> dict[str, Sample]:

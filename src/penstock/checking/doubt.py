@@ -22,7 +22,7 @@ from penstock.system.server import Server
 from penstock.theory.certificate import Certificate
 from penstock.theory.certify import certify
 from penstock.theory.ends import Ends, known_of, network_ends, server_ends
-from penstock.words import METRICS
+from penstock.words import METRICS, sentence
 from penstock.workload.workload import ClosedLoop, Workload
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ def _verdict_of(end: End) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Doubt(AsData):
-    """What an answer would be with other batch times that may be the true ones."""
+class Reach(AsData):
+    """Between which loads a system lies as far as its batch times are known."""
 
     # Requests/s, of a network times its load.
     max_rate: Annotated[
@@ -75,6 +75,31 @@ class Doubt(AsData):
         Meaning("Rates that no policy exceeds, at the slow and at the fast end.", data=list),
     ]
     load: Annotated[Interval, Meaning("What arrives over that, the fast end first.", data=list)]
+    origin: Annotated[str, Meaning("What the interval comes from, as a clause.")]
+    unit: str  # of the max rate
+    cached: bool  # load and max rate are those of a prefix cache that keeps everything
+
+    @property
+    def undecided(self) -> bool:
+        """Whether some batch times that may be true are overloaded, and others not."""
+        return self.load.low < 1 <= self.load.high
+
+    @property
+    def interval(self) -> str:
+        """The interval in words, and what it comes from."""
+        load, rate = self.load, self.max_rate
+        kept = ", if prefix caches kept everything" if self.cached else ""
+        return (
+            f"the load is {load.low:.3f} to {load.high:.3f} as far as batch times are known{kept}, "
+            f"and no policy carries more than {rate.low:,.4g} to {rate.high:,.4g} {self.unit} "
+            f"({self.origin})"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubt(Reach):
+    """What an answer would be with other batch times that may be the true ones."""
+
     # By `ttft_s`, `tbt_s`, `e2e_s`: 1.1 is 10% longer. Empty where the slow end is not stable, and
     # of networks.
     latency: Annotated[
@@ -82,10 +107,7 @@ class Doubt(AsData):
     ]
     slow: Annotated[End, Meaning("The verdict at the slow end.", data=_verdict_of)]
     fast: Annotated[End, Meaning("The verdict at the fast end.", data=_verdict_of)]
-    origin: Annotated[str, Meaning("What the interval comes from, as a clause.")]
     calibrated: bool  # rows of the deployment corrected the batch times
-    unit: str = "requests/s"  # of the max rate
-    cached: bool = False  # load and max rate are those of a prefix cache that keeps everything
 
     @computed(data=list)
     def margin(self) -> Interval:
@@ -101,44 +123,26 @@ class Doubt(AsData):
         """Return whether a verdict is the same over the interval."""
         return {answer, self.slow.verdict, self.fast.verdict} == {answer}
 
-    @property
-    def interval(self) -> str:
-        """The interval in words, and what it comes from."""
-        return in_words(self.load, self.max_rate, self.unit, self.origin, self.cached)
-
     def held(self, answer: str) -> str:
         """Say that a verdict is the same at both ends."""
         how = "by theorem" if self.by_theorem else "though not by theorem at both"
         return f"it is {answer} at their slow and at their fast end, {how}"
 
+    @property
+    def remedy(self) -> str:
+        """How to know more."""
+        if self.calibrated:
+            return "benchmark more loads, near this one, and calibrate again"
+        return "calibrate on a few rows of a benchmark (penstock calibrate)"
+
     def reason(self, answer: str) -> str:
         """Say in a sentence what the verdict hinges on, or that it holds."""
         if self.holds(answer):
             return f"{self.held(answer)}: {self.interval}"
-        remedy = "benchmark more loads, near this one, and calibrate again"
-        if not self.calibrated:
-            remedy = "calibrate on a few rows of a benchmark (penstock calibrate)"
         return (
             f"{self.interval}; with the slow end it is {self.slow.verdict}, with the fast end "
-            f"{self.fast.verdict}; {remedy}"
+            f"{self.fast.verdict}; {self.remedy}"
         )
-
-
-class Reach(NamedTuple):
-    """Between which loads a system lies, and rates that no policy exceeds; both in words; and
-    whether they are those of a prefix cache that keeps everything.
-    """
-
-    load: Interval
-    max_rate: Interval
-    words: str
-    unit: str  # of the rates
-    cached: bool = False
-
-    @property
-    def undecided(self) -> bool:
-        """Whether some batch times that may be true are overloaded, and others not."""
-        return self.load.low < 1 <= self.load.high
 
 
 def doubt_of(
@@ -153,22 +157,12 @@ def doubt_of(
         end_of(one, certificate, seed, resolution)
         for one, certificate in zip((ends.slow, ends.fast), certificates, strict=True)
     )
-    reach = _reach(ends.origin, *certificates)
     latency: dict[str, Interval] = {}
     if isinstance(system, tuple) and slow.verdict == "stable":
         workload, server = system
         latency = _factors(workload, server, [one for _, one in ends.others], ends.quantiles)
-    return Doubt(
-        max_rate=reach.max_rate,
-        load=reach.load,
-        latency=latency,
-        slow=slow,
-        fast=fast,
-        origin=ends.origin,
-        calibrated=ends.calibrated,
-        unit=reach.unit,
-        cached=reach.cached,
-    )
+    of = vars(_reach(ends.origin, *certificates))
+    return Doubt(**of, latency=latency, slow=slow, fast=fast, calibrated=ends.calibrated)
 
 
 def reach_of(system: "System") -> Reach | None:
@@ -207,7 +201,7 @@ def _reach(origin: str, slow: Certificate, fast: Certificate) -> Reach:
         rates, unit = Interval(slow.max_load, fast.max_load), "times this load"
     load = Interval(1 / fast.max_load, 1 / slow.max_load)
     cached = any(pool.rho_without_cache is not None for pool in slow.pools)
-    return Reach(load, rates, in_words(load, rates, unit, origin, cached), unit, cached)
+    return Reach(rates, load, origin, unit, cached)
 
 
 def end_of(
@@ -268,17 +262,8 @@ def known_within(system: "System") -> list[str]:
     """Say what is unknown of a system's batch times: what no row has seen, and the load's range."""
     # Where no verdict says it.
     reach = reach_of(system)
-    said = [] if reach is None else [f"{reach.words[0].upper()}{reach.words[1:]}."]
+    said = [] if reach is None else [sentence(reach.interval)]
     return [*beyond_rows(system), *said]
-
-
-def in_words(load: Interval, max_rate: Interval, unit: str, origin: str, cached: bool) -> str:
-    """Say between what load and limit lie, and why."""
-    kept = ", if prefix caches kept everything" if cached else ""
-    return (
-        f"the load is {load.low:.3f} to {load.high:.3f} as far as batch times are known{kept}, and "
-        f"no policy carries more than {max_rate.low:,.4g} to {max_rate.high:,.4g} {unit} ({origin})"
-    )
 
 
 def latency_factors(workload: ClosedLoop, server: Server) -> dict[str, Interval]:
@@ -305,4 +290,4 @@ def _factors(
 def _means(workload: Workload, server: Server) -> dict[str, float]:
     requests = min(_REQUESTS, workload.rows or _REQUESTS)
     run = run_server(workload, server, requests, RunOptions(drain=True))
-    return {row["metric"]: row["mean"] or 0.0 for row in run.latency().iter_rows(named=True)}
+    return {metric: of["mean"] or 0.0 for metric, of in run.latency_as_dict().items()}

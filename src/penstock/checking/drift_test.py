@@ -134,9 +134,8 @@ class _Test:
         work = demand.work  # those that are dropped are no load
         if work.share < _LEAST_SHARE:
             raise InputError(
-                f"{1 - work.share:.3%} of the requests never fit and are dropped, which leaves "
-                "too few to judge; raise "
-                "the KV memory"
+                f"{1 - work.share:.3%} of the requests never fit and are dropped, which leaves too "
+                "few to judge; raise the KV memory"
             )
         sample = next(endless(workload))
         output = server.policy.outputs_of(sample.prompt_tokens, sample.output_tokens)

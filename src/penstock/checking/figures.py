@@ -66,17 +66,16 @@ def token_figure(runs: Mapping[str, Run]) -> Figure:
         (amount(float(time)), *(_nearest(of, time) for of in series.values()))
         for time in np.linspace(0, last, _SERIES_ROWS + 1)
     ]
-    return Figure(
-        "tokens_over_time",
-        "Tokens in the system",
-        {
-            text: plot(pl.concat(parts), lines, x=TIME, y=Axis("Uncompleted tokens", log=log))
-            for text, log in texts.items()
-        },
-        [Table(("Time (s)", *runs), rows, "Uncompleted tokens at or just before a time")],
+    charts = {
+        text: plot(pl.concat(parts), lines, x=TIME, y=Axis("Uncompleted tokens", log=log))
+        for text, log in texts.items()
+    }
+    table = Table(("Time (s)", *runs), rows, "Uncompleted tokens at or just before a time")
+    caption = (
         "Uncompleted tokens while requests arrive. A line that keeps rising is a backlog that "
-        "never drains.",
+        "never drains."
     )
+    return Figure("tokens_over_time", "Tokens in the system", charts, [table], caption)
 
 
 def series_while_arriving(runs: Mapping[str, Run]) -> dict[str, pl.DataFrame]:
@@ -176,16 +175,10 @@ def region_figure(
     }
     caption = (
         "Each batch stands at the tokens/s that it carries; its area is its share of the busy "
-        "time. "
-        "No policy is stable outside the region."
+        "time. No policy is stable outside the region."
     )
-    return Figure(
-        "region",
-        "Batches in the region",
-        drawings,
-        [_mix_table(name, run.compositions) for name, run in runs.items()],
-        caption,
-    )
+    tables = [_mix_table(name, run.compositions) for name, run in runs.items()]
+    return Figure("region", "Batches in the region", drawings, tables, caption)
 
 
 def region_chart(
@@ -246,16 +239,10 @@ def _batches(mix: pl.DataFrame, region: Region) -> Mark:
     share = pl.col("share")
     means = [((pl.col(phase) * share).sum() / share.sum()).alias(phase) for phase in PHASES]
     gathered = rates.group_by(cells, maintain_order=True).agg(*means, time=share.sum())
-    area = {
-        "field": "time",
-        "type": "quantitative",
-        "scale": {"range": [6, 500], "domain": [0, 1]},
-        "legend": {
-            "title": "Batches: share of busy time",
-            "format": "%",
-            "values": [0.01, 0.1, 0.5],
-        },
-    }
+    title = "Batches: share of busy time"
+    legend = {"title": title, "format": "%", "values": [0.01, 0.1, 0.5]}
+    scale = {"range": [6, 500], "domain": [0, 1]}
+    area = {"field": "time", "type": "quantitative", "scale": scale, "legend": legend}
     look = {"color": COLOURS[2], "opacity": 0.65, "stroke": "#00513c", "strokeWidth": 0.5}
     largest_first = gathered.sort("time", descending=True, maintain_order=True)
     return mark("circle", "prefill", "decode", table=largest_first, more={"size": area}, **look)
@@ -264,20 +251,18 @@ def _batches(mix: pl.DataFrame, region: Region) -> Mark:
 def gantt_figure(run: Run, name: str) -> Figure:
     """Draw the first batches of a run with ``record="allocations"``, coloured by phase."""
     window = first_batches(run)
+    said = f"{window.height} batches from {seconds(window['start_s'][0])} s"
     text = (
-        f"Gantt chart of {window.height} batches from {seconds(window['start_s'][0])} s: a row "
-        "per request, a bar per "
-        f"batch that it is in; {window['prefill_tokens'].sum():,} prefill and "
-        f"{window['decode_tokens'].sum():,} decode "
+        f"Gantt chart of {said}: a row per request, a bar per batch that it is in; "
+        f"{window['prefill_tokens'].sum():,} prefill and {window['decode_tokens'].sum():,} decode "
         "tokens in all."
     )
     caption = (
         "Prefill is dark and tall, decode light and low; a thin line is a request that waits "
         "between batches."
     )
-    there = run.allocations.filter(pl.col("batch").is_in(window["batch"].implode()))[
-        "request"
-    ].n_unique()
+    here = pl.col("batch").is_in(window["batch"].implode())
+    there = run.allocations.filter(here)["request"].n_unique()
     if there > MOST_REQUESTS:
         caption += f" The first {MOST_REQUESTS} of {there:,} requests are drawn."
     rows = [
@@ -285,14 +270,9 @@ def gantt_figure(run: Run, name: str) -> Figure:
         for b, start, end, x, y, n in window.iter_rows()
     ]
     columns = ("Batch", "Start (s)", "Duration (ms)", "Prefill tokens", "Decode tokens", "Requests")
-    return Figure(
-        f"first_batches_{name}",
-        f"{name}: {window.height} batches from {seconds(window['start_s'][0])} s on",
-        {f"{name}: {text}": gantt(run)},
-        [Table(columns, rows)],
-        caption,
-        wide=True,
-    )
+    charts, tables = {f"{name}: {text}": gantt(run)}, [Table(columns, rows)]
+    title = f"{name}: {said} on"
+    return Figure(f"first_batches_{name}", title, charts, tables, caption, wide=True)
 
 
 def gantt(run: Run, batches: int = _BATCHES) -> Chart:
@@ -310,11 +290,10 @@ def gantt(run: Run, batches: int = _BATCHES) -> Chart:
     )
     by = By("phase", {name: [ink] for name, ink in PHASES.items()}, "Tokens in a batch", "color")
     until = {"x2": "end_s"}
+    grey: dict[str, Any] = {"color": "#777777", "strokeWidth": 0.8}
     marks = [
         mark("rule", "start_s", table=window, color="#d0d0d0", strokeWidth=0.7),
-        mark(
-            "rule", "start_s", "request", table=waits, more=until, color="#777777", strokeWidth=0.8
-        ),
+        mark("rule", "start_s", "request", table=waits, more=until, **grey),
     ]
     for phase, height in (("decode", 0.55), ("prefill", 0.95)):
         look = {"height": {"band": height}, "stroke": "#333333", "strokeWidth": 0.4}
@@ -323,9 +302,8 @@ def gantt(run: Run, batches: int = _BATCHES) -> Chart:
     for phase, ink in (("decode", "black"), ("prefill", "white")):
         roomy = bars.filter(pl.col("label") != "", phase=phase)
         words = {"text": "label"}
-        marks.append(
-            mark("text", "middle_s", "request", table=roomy, more=words, color=ink, fontSize=9)
-        )
+        look = {"color": ink, "fontSize": 9}
+        marks.append(mark("text", "middle_s", "request", table=roomy, more=words, **look))
     return plot(
         bars.clear(),
         *marks,
@@ -386,8 +364,7 @@ def _region_in_words(region: Region, point: tuple[float, float] | None) -> str:
     side = "inside" if region.contains(point) else "outside"
     return (
         f"{said}; the offered load of {point[0]:,.0f} prefill and {point[1]:,.0f} decode tokens/s "
-        f"lies {side}, at "
-        f"{1 - region.margin(point):.3f} of the way to the boundary."
+        f"lies {side}, at {1 - region.margin(point):.3f} of the way to the boundary."
     )
 
 
@@ -395,8 +372,7 @@ def _most_used(run: Run) -> str:
     top = run.compositions.row(0, named=True)
     return (
         f"the most used batch has {top['prefill_tokens']:,} prefill and {top['decode_tokens']:,} "
-        "decode tokens, "
-        f"{top['share']:.0%} of the busy time"
+        f"decode tokens, {top['share']:.0%} of the busy time"
     )
 
 
@@ -414,14 +390,8 @@ def _mix_table(name: str, mix: pl.DataFrame) -> Table:
     ]
     rest = mix.slice(_MIX_ROWS)
     if rest.height:
-        rows.append(
-            (
-                f"{rest.height:,} others",
-                "",
-                f"{rest['batches'].sum():,}",
-                f"{rest['share'].sum():.1%}",
-            )
-        )
+        batches, share = f"{rest['batches'].sum():,}", f"{rest['share'].sum():.1%}"
+        rows.append((f"{rest.height:,} others", "", batches, share))
     return Table(("Prefill tokens", "Decode tokens", "Batches", "Share of busy time"), rows, name)
 
 

@@ -1,13 +1,12 @@
 """Figures of a page on a network: charts, what they show in words, and their figures as a table."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
 from penstock.checking import graph
-from penstock.checking.comparison import NetworkComparison
 from penstock.checking.figures import TIME, distributions
 from penstock.checking.flood_test import FALLEN
 from penstock.checking.graph_layout import network_ways, pool_cycles
@@ -19,14 +18,16 @@ from penstock.system.network import Network
 from penstock.theory.certificate import Certificate
 from penstock.words import METRICS, amount
 
+if TYPE_CHECKING:
+    from penstock.checking.comparison import NetworkComparison
+
 _POINTS = 500  # of a line
 _MOST_POINTS = 4_800  # of all lines of a chart
 _ROWS = 20  # of a table of values over time
 _PHONE = 480  # px; a wider drawing scrolls on a phone
 _FLOODS = (
     "Each stage in turn is flooded with jobs that begin there, beside those that arrive; the "
-    "network is stable if its "
-    "work falls from every flood, and unstable if it rises from any."
+    "network is stable if its work falls from every flood, and unstable if it rises from any."
 )
 
 
@@ -38,10 +39,8 @@ def graph_figure(
     """Draw pools, stages and the ways of jobs."""
     names, ways, model = list(network.pools), network_ways(network), network.model()
     cycles = pool_cycles(network)
-    pools = "; ".join(
-        f"{name}, {graph.load_in_words(load)}"
-        for name, load in graph.pool_loads(network, loads).items()
-    )
+    known = graph.pool_loads(network, loads)
+    pools = "; ".join(f"{name}, {graph.load_in_words(load)}" for name, load in known.items())
     cycle = "no job comes back to a pool that it has left"
     if cycles:
         round_trips = "; ".join(" - ".join(name for name in names if name in of) for of in cycles)
@@ -88,36 +87,24 @@ def flood_figure(stability: Stability) -> Figure:
         for flood in stability.floods
     )
     text = f"Lines of work over that at the start, against time: {went}."
-    rows = [
-        (flood.name, flood.outcome, f"{flood.initial:,}", f"{flood.arrivals:,}",
-        f"{flood.ratio:.2f}",
-         f"{flood.highest:.2f}", f"{flood.path[-1, 0]:,.4g}")
-        for flood in stability.floods
-    ]  # fmt: skip
-    columns = (
-        "Flooded stage",
-        "Outcome",
-        "Jobs at the start",
-        "Jobs that arrived",
-        "Work at the end",
-        "Most",
-        "Seconds",
+    table = Table.of(
+        {
+            "Flooded stage": lambda flood: flood.name,
+            "Outcome": lambda flood: flood.outcome,
+            "Jobs at the start": lambda flood: f"{flood.initial:,}",
+            "Jobs that arrived": lambda flood: f"{flood.arrivals:,}",
+            "Work at the end": lambda flood: f"{flood.ratio:.2f}",
+            "Most": lambda flood: f"{flood.highest:.2f}",
+            "Seconds": lambda flood: f"{flood.path[-1, 0]:,.4g}",
+        },
+        stability.floods,
+        caption="Work: all that jobs in the network still need, over that at the start",
     )
-    return Figure(
-        "flood_paths",
-        "Floods",
-        {text: flood_paths(stability)},
-        [
-            Table(
-                columns,
-                rows,
-                "Work: all that jobs in the network still need, over that at the start",
-            )
-        ],
+    caption = (
         f"{_FLOODS} Drawn is the work that jobs in the network still need, calls to come "
-        "included. It may "
-        "rise before it falls.",
+        "included. It may rise before it falls."
     )
+    return Figure("flood_paths", "Floods", {text: flood_paths(stability)}, [table], caption)
 
 
 def flood_paths(stability: Stability) -> Chart:
@@ -132,14 +119,13 @@ def flood_paths(stability: Stability) -> Chart:
         time, work = _thinned(flood.path, _MOST_POINTS // len(floods)).T
         parts.append(pl.DataFrame({"time": time, "work": work.clip(low), "stage": flood.name}))
     ticks = [2.0**power for power in range(-4, 12)]
+    by = By("stage", [flood.name for flood in floods], "Flooded stage")
     look: dict[str, Any] = {"color": "black"}
     return plot(
         pl.concat(parts),
         *limit("y", FALLEN, "stable: it fell to half", below=True, **look),
         *limit("y", high, "unstable: it rose so far", **look),
-        mark(
-            "line", "time", "work", By("stage", [flood.name for flood in floods], "Flooded stage")
-        ),
+        mark("line", "time", "work", by),
         x=TIME,
         y=Axis("Work over that at the start", log=True, domain=(low, 1.5 * high), ticks=ticks),
         size=(430, 280),
@@ -176,13 +162,9 @@ def queue_figure(run: Run) -> Figure:
         (amount(time), *(f"{n:,}" for n in of))
         for time, *of in wide.select("time_s", *stages)[picked].iter_rows()
     ]
-    return Figure(
-        "queue_lengths",
-        "Queues",
-        charts,
-        [Table(("Time (s)", *stages), rows, "Requests, waiting and served")],
-        "Requests at each stage, waiting and served, while jobs arrive.",
-    )
+    over_time = Table(("Time (s)", *stages), rows, "Requests, waiting and served")
+    caption = "Requests at each stage, waiting and served, while jobs arrive."
+    return Figure("queue_lengths", "Queues", charts, [over_time], caption)
 
 
 def stage_queues(run: Run) -> pl.DataFrame:
@@ -195,7 +177,7 @@ def stage_queues(run: Run) -> pl.DataFrame:
     )
 
 
-def comparison_figure(comparison: NetworkComparison, what: str) -> Figure:
+def comparison_figure(comparison: "NetworkComparison", what: str) -> Figure:
     """Draw the distributions of latency of networks, a chart for each workflow and metric."""
     by_workflow = comparison.by_workflow()
     samples = {}

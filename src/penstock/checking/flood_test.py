@@ -52,10 +52,7 @@ _MOST_FOR_OTHERS = 20_000  # jobs, if only what other pools hold asks for so man
 _SAMPLE = 2_000  # jobs, for how their work varies
 _LOG_ERROR = math.log(100)  # of a wrong barrier by chance, 1%
 # That arrive: half of them in the first flood, half of the rest ...
-_MOST_REQUESTS, _LEAST_REQUESTS = (
-    4 * 10**7,
-    10**6,
-)
+_MOST_REQUESTS, _LEAST_REQUESTS = (4 * 10**7, 10**6)
 _MOST_LOAD = 4.0
 _LARGER, _TRIES = 8, 3  # times the flood, where a queue may be normal that is as long
 # initial work over the resolution that has arrived when a level that has not risen is taken for
@@ -273,16 +270,9 @@ class _Flooded:
             report(time_s / patience_s)
         arrivals = max(self.session.arrived - self.initial, 0)
         return Flood(
-            self.stage,
-            outcome,
-            self.initial,
-            arrivals,
-            path[-1][1],
-            highest,
-            self.risen,
-            np.array(path),
-            self.decodes,
-        )
+            self.stage, outcome, self.initial, arrivals, path[-1][1], highest, self.risen,
+            np.array(path), self.decodes,
+        )  # fmt: skip
 
     def _go_on(self, steps: int) -> None:
         if self.session.run(False, steps=steps):

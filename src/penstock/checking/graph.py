@@ -6,11 +6,7 @@ from typing import Any
 import numpy as np
 
 from penstock.checking import graph_layout as place
-from penstock.checking.graph_layout import (
-    Layout,
-    network_layout,
-    pool_cycles,
-)
+from penstock.checking.graph_layout import Layout, network_layout, pool_cycles
 from penstock.show.plot import COLOURS, By, Chart
 from penstock.system.network import Network
 from penstock.theory.certificate import Certificate
@@ -44,29 +40,22 @@ def network_graph(
     ]
     apart = dict.fromkeys(("fill", "stroke", "strokeDash"), "independent")
     return {
-        "layer": layers,
-        "width": layout.width,
-        "height": layout.height,
+        "layer": layers, "width": layout.width, "height": layout.height,
         "usermeta": {"wide": True},  # words fit their boxes
         "resolve": {"scale": apart},
         "config": {"view": {"stroke": None}, "legend": {"orient": "bottom"}},
-    }
+    }  # fmt: skip
 
 
 class _Canvas:
     """Marks at pixels."""
 
     def __init__(self, layout: Layout) -> None:
-        ends = {"x": [0, layout.width], "y": [layout.height, 0]}
-        self.places = {
-            at: {
-                "field": at,
-                "type": "quantitative",
-                "scale": {"domain": domain, "nice": False},
-                "axis": None,
-            }
-            for at, domain in ends.items()
-        }
+        self.places = {}
+        for at, domain in {"x": [0, layout.width], "y": [layout.height, 0]}.items():
+            scale = {"domain": domain, "nice": False}
+            place = {"field": at, "type": "quantitative", "scale": scale, "axis": None}
+            self.places[at] = place
 
     def draw(
         self, rows: Sequence[dict[str, Any]], mark: str, looks: dict[str, Any], **channels: Any
@@ -79,12 +68,8 @@ class _Canvas:
 
     def words(self, rows: Sequence[dict[str, Any]], **looks: Any) -> list[Chart]:
         """Return a layer with the text of each row."""
-        return self.draw(
-            rows,
-            "text",
-            {"fontSize": 11, "baseline": "middle", "align": "center"} | looks,
-            text={"field": "text"},
-        )
+        looks = {"fontSize": 11, "baseline": "middle", "align": "center"} | looks
+        return self.draw(rows, "text", looks, text={"field": "text"})
 
 
 def pool_loads(
@@ -108,10 +93,7 @@ def load_in_words(load: float | None) -> str:
 
 
 def _lanes(
-    network: Network,
-    layout: Layout,
-    cyclic: frozenset[str],
-    measured: Mapping[str, float] | None,
+    network: Network, layout: Layout, cyclic: frozenset[str], measured: Mapping[str, float] | None
 ) -> list[Chart]:
     """Draw a band for each pool, and on its left what it is."""
     canvas = _Canvas(layout)
@@ -123,26 +105,16 @@ def _lanes(
         bands.append(box | {"y2": layout.height})
         heads.append(box | {"y2": place.HEADER, "load": None if load is None else min(load, 1.0)})
         if lane.pool in cyclic:
-            around.append(
-                {"x": lane.left + 2, "x2": lane.right - 2, "y": 2.0, "y2": place.HEADER - 2}
-            )
-        several = (
-            "1 replica" if pool.replicas == 1 else f"{pool.replicas:,} replicas, {pool.router.name}"
-        )
-        lines = [lane.pool, several, load_in_words(load)] + ["in a cycle of pools"] * (
-            lane.pool in cyclic
-        )
+            inside = {"x": lane.left + 2, "x2": lane.right - 2}
+            around.append(inside | {"y": 2.0, "y2": place.HEADER - 2})
+        count = f"{pool.replicas:,} replicas, {pool.router.name}"
+        lines = [lane.pool, "1 replica" if pool.replicas == 1 else count, load_in_words(load)]
+        lines += ["in a cycle of pools"] * (lane.pool in cyclic)
         ink = "white" if load is not None and load > DARK else "black"
         for i, text in enumerate(lines):
-            words.append(
-                {
-                    "x": (lane.left + lane.right) / 2,
-                    "y": place.HEADER / 2 + (i - (len(lines) - 1) / 2) * 16,
-                    "text": text,
-                    "ink": ink,
-                    "bold": i == 0,
-                }
-            )
+            y = place.HEADER / 2 + (i - (len(lines) - 1) / 2) * 16
+            x = (lane.left + lane.right) / 2
+            words.append({"x": x, "y": y, "text": text, "ink": ink, "bold": i == 0})
     narrowest = min(lane.right - lane.left for lane in layout.lanes)
     with_load = [row for row in heads if row["load"] is not None]
     without_load = [row for row in heads if row["load"] is None]
@@ -160,9 +132,8 @@ def _lanes(
     for ink in ("white", "black"):
         for bold, size, weight in ((True, 13, "bold"), (False, 11, "normal")):
             rows = [row for row in words if row["ink"] == ink and row["bold"] is bold]
-            layers += canvas.words(
-                rows, color=ink, fontSize=size, fontWeight=weight, limit=narrowest - 14
-            )
+            looks = {"color": ink, "fontSize": size, "fontWeight": weight}
+            layers += canvas.words(rows, **looks, limit=narrowest - 14)
     return layers
 
 
@@ -184,11 +155,8 @@ def _routes(network: Network, layout: Layout, cycles: Sequence[frozenset[str]]) 
     # Ways end in an arrow at a stage, or in a ring where jobs leave; words are probabilities.
     for number, route in enumerate(layout.routes):
         ends = {served[stage] for stage in (route.source, route.target) if stage is not None}
-        kind = (
-            "route in a cycle of pools"
-            if len(ends) == 2 and any(ends <= of for of in cycles)
-            else "route"
-        )
+        goes_round = len(ends) == 2 and any(ends <= of for of in cycles)
+        kind = "route in a cycle of pools" if goes_round else "route"
         points += [
             {"x": x, "y": y, "route": number, "order": i, "kind": kind}
             for i, (x, y) in enumerate(route.path)
@@ -231,14 +199,8 @@ def _lines(canvas: _Canvas, points: list[dict[str, Any]]) -> list[Chart]:
     kinds = [kind for kind in _LOOKS if any(point["kind"] == kind for point in points)]
     looks = {kind: _LOOKS[kind] for kind in kinds}
     by = By("kind", looks, look="stroke strokeDash", legend=len(kinds) > 1)
-    return canvas.draw(
-        points,
-        "line",
-        {"strokeWidth": 1.6},
-        detail={"field": "route"},
-        order={"field": "order"},
-        **by.channels(),
-    )
+    along = {"detail": {"field": "route"}, "order": {"field": "order"}}
+    return canvas.draw(points, "line", {"strokeWidth": 1.6}, **along, **by.channels())
 
 
 def _bars(layout: Layout) -> list[dict[str, float]]:
@@ -274,19 +236,12 @@ def _stages(network: Network, layout: Layout, certificate: Certificate | None) -
     for k, stage in enumerate(network.stages):
         x, y = layout.stages[stage]
         half = layout.stage_width / 2
-        boxes.append(
-            {
-                "x": x - half,
-                "x2": x + half,
-                "y": y - place.HEIGHT / 2,
-                "y2": y + place.HEIGHT / 2,
-                "marked": any(name.startswith(stage) for name in in_virtual),
-            }
-        )
+        tall = {"y": y - place.HEIGHT / 2, "y2": y + place.HEIGHT / 2}
+        marked = any(name.startswith(stage) for name in in_virtual)
+        boxes.append({"x": x - half, "x2": x + half, **tall, "marked": marked})
         lines = [f"{_short(model.visits[k])}/s, {_short(tokens[k])} tokens"]
         shape = ["join"] * (stage in layout.joins) + ["fork"] * (stage in layout.forks)
-        notes = [*shape, *_rank(network, k)]
-        if notes:
+        if notes := [*shape, *_rank(network, k)]:
             lines.append(", ".join(notes))
         name = stage if several else stage.split(".", 1)[-1]
         first = y - 7 * len(lines)
@@ -294,20 +249,12 @@ def _stages(network: Network, layout: Layout, certificate: Certificate | None) -
         figures += [
             {"x": x, "y": first + 14 * (i + 1), "text": line} for i, line in enumerate(lines)
         ]
-    plain: dict[str, Any] = {
-        "fill": "white",
-        "cornerRadius": 5,
-        "strokeWidth": 1.0,
-        "stroke": "#333333",
-    }
+    plain: dict[str, Any] = {"fill": "white", "cornerRadius": 5, "strokeWidth": 1.0}
+    plain |= {"stroke": "#333333"}
     dashed = plain | {"strokeWidth": 2.4, "strokeDash": [3, 2]}
     legend = {"title": None, "symbolType": "square", "symbolDash": [3, 2], "labelLimit": 240}
-    stroke = {
-        "field": "marked",
-        "type": "nominal",
-        "scale": {"domain": [_VIRTUAL], "range": [CYCLE]},
-        "legend": legend,
-    }
+    scale = {"domain": [_VIRTUAL], "range": [CYCLE]}
+    stroke = {"field": "marked", "type": "nominal", "scale": scale, "legend": legend}
     unmarked = [row for row in boxes if not row["marked"]]
     in_station = [row | {"marked": _VIRTUAL} for row in boxes if row["marked"]]
     return [

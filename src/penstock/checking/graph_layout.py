@@ -22,12 +22,7 @@ Ways = Mapping[str, tuple[bool, Mapping[str, float]]]
 """Of each stage, whether it forks, and the probabilities of what may follow."""
 
 # Down: of lanes, of arrivals, of a stage, below it; px.
-HEADER, ARRIVALS, HEIGHT, GAP = (
-    80.0,
-    66.0,
-    46.0,
-    62.0,
-)
+HEADER, ARRIVALS, HEIGHT, GAP = (80.0, 66.0, 46.0, 62.0)
 NARROWEST, WIDEST, LETTER = 124.0, 190.0, 7.2  # across: of a stage, and of a letter of its name
 BAR = 7.0  # from a stage to the bar of its fork or join
 STUB = 24.0  # an arrow from or to nowhere
@@ -186,13 +181,8 @@ def _lanes(
     members: dict[str, list[str]] = {pool: [] for pool in network.pools}
     for stage, pool in network.pool_of_stage.items():
         members[pool].append(stage)
-    ranked = sorted(
-        members,
-        key=lambda pool: (
-            min(row[s] for s in members[pool]),
-            np.mean([row[s] for s in members[pool]]),
-        ),
-    )
+    rows = {pool: [row[stage] for stage in of] for pool, of in members.items()}
+    ranked = sorted(members, key=lambda pool: (min(rows[pool]), np.mean(rows[pool])))
     # Stages of one pool and one row share a cell; a lane is as wide as its fullest one.
     cells: dict[tuple[str, int], list[str]] = {}
     lanes, middle = [], {}
@@ -216,11 +206,7 @@ def _lanes(
     for sweep in range(_SWEEPS):
         for (pool, _), stages in cells.items():
             if sweep:
-                stages.sort(
-                    key=lambda s: (
-                        float(np.mean([across[n] for n in near[s]])) if near[s] else across[s]
-                    )
-                )
+                stages.sort(key=lambda s: float(np.mean([across[n] for n in near[s] or [s]])))
             across |= {
                 s: middle[pool] + (i - (len(stages) - 1) / 2) * pitch for i, s in enumerate(stages)
             }
@@ -241,9 +227,8 @@ class _Router:
         self.row = row
         self.width = width
         self.right = right
-        self.taken: dict[
-            int, list[tuple[float, float]]
-        ] = {}  # in each row: where what is there has its middle, its reach
+        # In each row: where what is there has its middle, its reach.
+        self.taken: dict[int, list[tuple[float, float]]] = {}
         for stage, (_, across) in middle.items():
             self.taken.setdefault(row[stage], []).append((across, width / 2 + _CLEAR))
 
@@ -340,18 +325,15 @@ class _Router:
         below = self.middle[source][0] + HEIGHT / 2 + GAP
         points = [start]
         for i, across in enumerate(passing):
-            points += [
-                (below + i * (HEIGHT + GAP), across),
-                (below + i * (HEIGHT + GAP) + HEIGHT, across),
-            ]
+            down = below + i * (HEIGHT + GAP)
+            points += [(down, across), (down + HEIGHT, across)]
         points.append((stop[0] - _STRAIGHT, stop[1]))
         parts = [np.array([start])]
         for i in range(0, len(points) - 1, 2):
             (down0, across0), (down1, across1) = points[i], points[i + 1]
             bend = 0.68 * (down1 - down0)
-            parts.append(
-                _cubic(points[i], (down0 + bend, across0), (down1 - bend, across1), points[i + 1])
-            )
+            bent = (down0 + bend, across0), (down1 - bend, across1)
+            parts.append(_cubic(points[i], *bent, points[i + 1]))
             parts.append(np.array(points[i + 2 : i + 3]).reshape(-1, 2))
         return np.concatenate([*parts, np.array([stop])])
 
@@ -360,14 +342,9 @@ def _round(start: tuple[float, float], stop: tuple[float, float], track: float) 
     """Return a path that leaves downwards, runs up along a track, and comes in from above."""
     reach = 0.46 * GAP
     (down0, across0), (down1, across1) = start, stop
-    return np.concatenate(
-        [
-            np.array([start]),
-            _cubic(start, (down0 + reach, across0), (down0 + reach, track), (down0, track)),
-            np.array([(down1, track)]),
-            _cubic((down1, track), (down1 - reach, track), (down1 - reach, across1), stop),
-        ]
-    )
+    out = _cubic(start, (down0 + reach, across0), (down0 + reach, track), (down0, track))
+    back = _cubic((down1, track), (down1 - reach, track), (down1 - reach, across1), stop)
+    return np.concatenate([[start], out, [(down1, track)], back])
 
 
 def _cubic(*points: tuple[float, float]) -> Floats:

@@ -135,9 +135,8 @@ def _order_fails(certificate: Certificate, network: Network) -> Line:
         above = f" above {rates} ({virtual.max_load:.3g} times this load)"
     orders = " with ".join(dict.fromkeys(pool.order_name for pool in network.pools.values()))
     text = (
-        f"Order {orders} fails{above}, though no pool is overloaded: the fullest, "
-        f"{fullest.name}, is at {share_of(1 / certificate.max_load)}. Proved: "
-        f"{certificate.theorem}."
+        f"Order {orders} fails{above}, though no pool is overloaded: the fullest, {fullest.name}, "
+        f"is at {share_of(1 / certificate.max_load)}. Proved: {certificate.theorem}."
     )
     return Line("unstable", text, judges=True)
 

@@ -4,7 +4,7 @@ what must not be missed, and what it all rests on.
 
 from collections.abc import Mapping, Sequence
 
-from penstock.checking.answer import MOST_JOBS, Answer, left_open, longer_run, most_requests
+from penstock.checking.answer import Answer
 from penstock.checking.batch_means import Statistics, enough_for_bursts
 from penstock.checking.closed_loop import ClosedAnswer
 from penstock.checking.doubt import Interval
@@ -47,8 +47,8 @@ def head_of_answer(answer: Answer, scenario: Scenario | None) -> list[Line]:
             for at, known in places.items()
         }
         enough = enough_for_bursts(every, of.confidence, of.jobs)
-        most = MOST_JOBS if answer.is_network else most_requests(answer.workload)
-        longer = f"--{answer.unit} {enough}" if enough is not None and enough <= most else ""
+        if enough is not None and enough <= answer.most_arrivals:
+            longer = f"--{answer.unit} {enough}"
     return _fitted(lines, texts, mind, rests_on, longer)
 
 
@@ -106,9 +106,9 @@ def head_of_run(scenario: Scenario, certificate: Certificate | None, run: Run) -
 
 def latency_of_run(run: Run) -> dict[str, str]:
     """Return the latencies of one run, by label."""
-    rows = {row["metric"]: row for row in run.latency().iter_rows(named=True)}
+    of = run.latency_as_dict()
     return {
-        label: f"mean {duration(rows[metric]['mean'])}, p99 {duration(rows[metric]['p99'])}"
+        label: f"mean {duration(of[metric]['mean'])}, p99 {duration(of[metric]['p99'])}"
         for metric, label in LATENCIES.items()
     }
 
@@ -146,18 +146,12 @@ def _of_test(answer: Answer) -> list[Line]:
     if answer.disagreement:
         return [Line("contradiction", sentence(answer.disagreement), judges=True)]
     if doubt is not None and answer.hinges_on_calibration:
-        remedy = (
-            "benchmark more loads near this one and calibrate again"
-            if doubt.calibrated
-            else "measure: `penstock calibrate` takes a few rows of a benchmark"
-        )
         middle: str = answer.certificate.verdict
         if middle == "unknown" and test is not None:
             middle = test.verdict
         text = (
-            f"{BECAUSE}: with the slowest that are likely it is "
-            f"{doubt.slow.verdict}, with the middle ones {middle}, with the fastest "
-            f"{doubt.fast.verdict}; {remedy}."
+            f"{BECAUSE}: with the slowest that are likely it is {doubt.slow.verdict}, with the "
+            f"middle ones {middle}, with the fastest {doubt.fast.verdict}; {doubt.remedy}."
         )
         return [Line("undecided", text, judges=True)]
     if test is None:
@@ -182,9 +176,8 @@ def _of_targets(answer: Answer) -> list[Line]:
             remedy = "`penstock recommend` looks for limits that meet them, `plan` for a fleet"
         texts.append(remedy)
     elif word == "undecided":
-        longer = longer_run(answer)
-        decides = f"a longer run may decide: --{answer.unit} {longer}"
-        texts.append(decides if longer else left_open(answer))
+        decides = f"a longer run may decide: --{answer.unit} {answer.longer_run}"
+        texts.append(decides if answer.longer_run else answer.left_open)
     return [Line(word, f"{'; '.join(texts)}.", judges=True)]
 
 

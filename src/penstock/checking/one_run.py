@@ -3,12 +3,11 @@
 import dataclasses
 from collections.abc import Callable
 
-from penstock.checking.answer import Drawn
+from penstock.checking.answer import Drawn, Simulation
 from penstock.checking.check_server import RunAsked
 from penstock.checking.doubt import known_within
 from penstock.checking.notes import load_warnings
 from penstock.checking.recordings import recording_notes
-from penstock.checking.simulated import Simulation, simulation
 from penstock.show.answers import Shown, computed
 from penstock.simulation.progress import Progress
 from penstock.simulation.run import Run
@@ -40,7 +39,7 @@ class OneRun(Shown):
     @computed()
     def simulation(self) -> Simulation:
         """What was simulated from empty; no verdict is drawn from one run."""
-        return simulation(self.run, None)
+        return {"verdict": None, **self.run.as_dict()}
 
     @computed()
     def latency(self) -> dict[str, dict[str, float | None]]:

@@ -83,13 +83,7 @@ def outage_windows(run: Run, undisturbed: Run) -> tuple[OutageWindow, ...]:
 
 
 def _window(
-    run: Run,
-    undisturbed: Run,
-    outage: Outage,
-    hit: int,
-    when: str,
-    from_s: float,
-    to_s: float,
+    run: Run, undisturbed: Run, outage: Outage, hit: int, when: str, from_s: float, to_s: float
 ) -> OutageWindow:
     here = _came(run, outage.pool, from_s, to_s)
     as_planned = _came(undisturbed, outage.pool, from_s, to_s)

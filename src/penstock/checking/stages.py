@@ -76,16 +76,11 @@ def workflow_answers(
     answers = []
     for index, workflow in enumerate(network.workflows):
         mine = run.workflow == index
-        answers.append(
-            WorkflowAnswer(
-                workflow.name,
-                workflow.rate,
-                int(mine.sum()),
-                int((mine & (run.finish < 0)).sum()),
-                latency.workflows[workflow.name] if latency else None,
-                float(earliest[mine].mean()) if mine.any() else 0.0,
-            )
-        )
+        jobs, unfinished = int(mine.sum()), int((mine & (run.finish < 0)).sum())
+        e2e = latency.workflows[workflow.name] if latency else None
+        least = float(earliest[mine].mean()) if jobs else 0.0
+        answer = WorkflowAnswer(workflow.name, workflow.rate, jobs, unfinished, e2e, least)
+        answers.append(answer)
     return tuple(answers)
 
 

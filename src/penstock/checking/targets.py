@@ -84,15 +84,7 @@ class Target:
                 "a target has the metric "
                 f"{checks.shown(self.metric)}{nearest(str(self.metric), LIMITED)}"
             )
-        if not isinstance(self.statistic, str) or not (
-            self.statistic == "mean"
-            or (re.fullmatch(_PERCENTILE, self.statistic) and 0 < share(self.statistic) < 1)
-        ):
-            shown = checks.shown(self.statistic)
-            raise InputError(
-                f"a target has the statistic {shown}, but must have mean, or a percentile such as "
-                "p99"
-            )
+        object.__setattr__(self, "statistic", _statistic(self.statistic, "a target"))
         limit = checks.number(
             "the limit of a target", self.limit_s, 1e-12, 1e12, "s", "no latency is out of it"
         )
@@ -214,13 +206,13 @@ def share(statistic: str) -> float:
     return float(statistic[1:]) / 100
 
 
-def _statistic(name: str, shown: str) -> str:
+def _statistic(name: object, shown: str) -> str:
     if name == "mean":
-        return name
-    if not re.fullmatch(_PERCENTILE, name):
+        return "mean"
+    if not isinstance(name, str) or not re.fullmatch(_PERCENTILE, name):
         raise InputError(
-            f"{shown} has an unknown statistic {name!r}; take mean, or a percentile such as p99 "
-            "or p99.9"
+            f"{shown} has an unknown statistic {checks.shown(name)}; take mean, or a percentile "
+            "such as p99 or p99.9"
         )
     if not 0 < share(name) < 1:
         raise InputError(

@@ -3,7 +3,7 @@
 The test of a server starts from large backlogs, that of a network from floods.
 """
 
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 from penstock import checks
 from penstock.simulation.progress import Progress, part_of
@@ -20,27 +20,6 @@ RESOLUTION_OF_NETWORKS = 0.02
 """Of the flood test, unless another is asked for."""
 
 
-@overload
-def verdict(
-    workload: Workload,
-    server: Server,
-    alpha: float | None = None,
-    resolution: float | None = None,
-    seed: int = 0,
-    *,
-    most_arrivals: int | None = None,
-    progress: Progress | None = None,
-) -> "Stability": ...
-@overload
-def verdict(
-    network: "Network",
-    /,
-    *,
-    resolution: float | None = None,
-    seed: int = 0,
-    most_jobs: int | None = None,
-    progress: Progress | None = None,
-) -> "Stability": ...
 def verdict(
     workload: "Workload | Network",
     server: Server | None = None,
@@ -91,11 +70,10 @@ def verdict(
         refuse(most_jobs=most_jobs)
         from penstock.checking.drift_test import drift_test
 
-        alpha, resolution = checked_of_server(alpha, resolution)
+        alpha, resolution = checked(False, alpha, resolution)
         if most_arrivals is not None:
-            checks.whole(
-                "most_arrivals", most_arrivals, 1, 10**9, "", "so many are watched at most"
-            )
+            most = "so many are watched at most"
+            checks.whole("most_arrivals", most_arrivals, 1, 10**9, "", most)
         server = as_serving(workload, server)
         return drift_test(
             workload.with_seed(seed), server, alpha, resolution, most_arrivals, report
@@ -105,28 +83,18 @@ def verdict(
     network.check_rates()
     from penstock.checking.flood_test import flood_test
 
-    resolution = checked_of_network(resolution)
+    _, resolution = checked(True, None, resolution)
     if most_jobs is not None:
         checks.whole("most_jobs", most_jobs, 1, 10**9, "", "so many arrive at most")
     return flood_test(network, resolution, seed, most_jobs, report)
 
 
-def checked_of_server(alpha: float | None, resolution: float | None) -> tuple[float, float]:
-    """Return what the test of a server goes by, or refuse it."""
+def checked(is_network: bool, alpha: float | None, resolution: float | None) -> tuple[float, float]:
+    """Return what the test of a server or a network goes by, or refuse it."""
     alpha = 0.01 if alpha is None else alpha
-    alpha = checks.number(
-        "alpha", alpha, 1e-9, 0.25, "", "it is the share of wrong verdicts aimed at"
-    )
-    return alpha, _resolution(resolution, 0.01, 1e-4)
-
-
-def checked_of_network(resolution: float | None) -> float:
-    """Return what the test of a network goes by, or refuse it."""
-    return _resolution(resolution, RESOLUTION_OF_NETWORKS, 1e-3)
-
-
-def _resolution(value: float | None, default: float, least: float) -> float:
-    value = default if value is None else value
-    return checks.number(
-        "resolution", value, least, 0.5, "", "it is a share of the load; finer takes days"
-    )
+    why = "it is the share of wrong verdicts aimed at"
+    alpha = checks.number("alpha", alpha, 1e-9, 0.25, "", why)
+    default, least = (RESOLUTION_OF_NETWORKS, 1e-3) if is_network else (0.01, 1e-4)
+    resolution = default if resolution is None else resolution
+    why = "it is a share of the load; finer takes days"
+    return alpha, checks.number("resolution", resolution, least, 0.5, "", why)

@@ -1,26 +1,25 @@
 """Networks side by side as a page: what theory and test say of each, and the same jobs' latency."""
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from penstock.checking.answer import Answer
 from penstock.checking.batch_means import Statistics
 from penstock.checking.comparison import ComparedWorkflow, NetworkComparison, ServerComparison
-from penstock.checking.figures_network import comparison_figure
 from penstock.checking.head_of_comparison import head_of_networks, head_of_policies
 from penstock.checking.targets import Estimate
-from penstock.checking.view_network import network_heading
 from penstock.checking.view_parts import (
+    batch_sections,
     contradictions,
-    heading_of_server,
+    figure_sections,
+    heading_of,
     hinging,
+    load_section,
     with_interval,
 )
-from penstock.checking.view_server import batch_sections, figure_sections, limits_table, load_facts
 from penstock.scenario.scenario import Scenario
 from penstock.show.answers import page_of
-from penstock.show.page import Fact, Page, Section, Table
+from penstock.show.page import Fact, Figure, Page, Section, Table
 from penstock.words import METRICS, STATISTICS, gathered, near_one, seconds, sharing
 
 _METRICS = {"ttft_s": "TTFT", "e2e_s": "E2E"}
@@ -33,6 +32,12 @@ def comparison_page(
     comparison: NetworkComparison, scenario: Scenario | None = None, what: str = "Network"
 ) -> Page:
     """Show networks side by side. ``what`` says what they differ by, such as ``Router``."""
+
+    def figures() -> list[Figure]:
+        from penstock.checking.figures_network import comparison_figure
+
+        return [comparison_figure(comparison, what)]
+
     title = scenario.name if scenario else "compare"
     answers = comparison.answers
     return Page(
@@ -40,7 +45,7 @@ def comparison_page(
         head=head_of_networks(comparison, title, what),
         why="what theory and test say",
         rest="percentiles and intervals",
-        heading=network_heading(next(iter(answers.values())).network),
+        heading=heading_of(next(iter(answers.values())).system),
         verdicts=contradictions(answers) + hinging(answers),
         sections=[
             Section(
@@ -52,45 +57,37 @@ def comparison_page(
             ),
             _latency_section(comparison, what),
             *_reasons(answers),
-            *_figures(comparison, what),
+            *([Section("Distribution of latency", figures=figures)] if comparison.rows else []),
         ],
     )
 
 
 def _runs_table(comparison: NetworkComparison, what: str) -> Table:
     """Lay out verdicts, and what a run did besides latency."""
-    goodput = {
-        workflow: {row.network: row.goodput for row in rows}
-        for workflow, rows in comparison.by_workflow().items()
-        if comparison.targets
+    answers, captions = comparison.answers, []
+    columns: dict[str, Callable[[str], str]] = {
+        what: str,
+        "Theory": lambda name: answers[name].certificate.verdict,
+        "Test": lambda name: getattr(answers[name].stability, "verdict", "skipped"),
     }
-    heads = [f"Goodput of {workflow}" if len(goodput) > 1 else "Goodput" for workflow in goodput]
-    rows = []
-    for name, answer in comparison.answers.items():
-        test = answer.stability.verdict if answer.stability else "skipped"
-        run = answer.run
-        preempted = f"{run.preemptions:,}"
-        good = [_share(of.get(name)) for of in goodput.values()]
-        rows.append(
-            (name, answer.certificate.verdict, test, preempted, f"{run.found_share:.1%}", *good)
-        )
-    table = Table((what, "Theory", "Test", "Preempted", "Found", *heads), rows)
-    captions = []
-    if any(answer.run.preemptions for answer in comparison.answers.values()):
+    if any(answer.run.preemptions for answer in answers.values()):
+        columns["Preempted"] = lambda name: f"{answers[name].run.preemptions:,}"
         captions.append("Preempted: how often requests lost their KV memory to others.")
-    else:
-        table = table.without("Preempted")
-    if any(answer.run.found_share for answer in comparison.answers.values()):
+    if any(answer.run.found_share for answer in answers.values()):
+        columns["Found"] = lambda name: f"{answers[name].run.found_share:.1%}"
         captions.append("Found: share of the prompt tokens that replicas had already.")
-    else:
-        table = table.without("Found")
-    if goodput:
+    by_workflow = comparison.by_workflow() if comparison.targets else {}
+    for workflow, rows in by_workflow.items():
+        goodput = dict.fromkeys(answers, "-") | {row.network: _share(row.goodput) for row in rows}
+        head = f"Goodput of {workflow}" if len(by_workflow) > 1 else "Goodput"
+        columns[head] = goodput.__getitem__
+    if by_workflow:
         limits = ", ".join(
             f"{target.metric[:-2].upper()} up to {target.limit_s:g} s"
             for target in comparison.targets
         )
         captions.append(f"Goodput: share of the jobs with {limits}, at every call.")
-    return dataclasses.replace(table, caption=" ".join(captions))
+    return Table.of(columns, answers, caption=" ".join(captions))
 
 
 def _latency_section(comparison: NetworkComparison, what: str) -> Section:
@@ -202,13 +199,6 @@ def _gathered(sentences: Mapping[str, Sequence[str]], count: int) -> list[Fact]:
     ]
 
 
-def _figures(comparison: NetworkComparison, what: str) -> list[Section]:
-    if not comparison.rows:
-        return []
-    title = "Distribution of latency"
-    return [Section(title, figures=lambda: [comparison_figure(comparison, what)])]
-
-
 @page_of.register
 def compare_page(
     comparison: ServerComparison, scenario: Scenario | None = None, what: str = "Policy"
@@ -221,7 +211,7 @@ def compare_page(
     refused = [name for name, answer in answers.items() if answer.latency_refused]
     return Page(
         title=scenario.name,
-        heading=heading_of_server(scenario.workload, scenario.server, f"{len(answers)} policies"),
+        heading=heading_of(scenario.system, f"{len(answers)} policies"),
         head=head_of_policies(scenario, answers, left_out),
         why="what theory and test say",
         rest="percentiles and intervals",
@@ -238,12 +228,7 @@ def compare_page(
                 why=True,
             ),
             Section("Latency", ["In seconds."], tables=_latency_of_policies(answers)),
-            Section(
-                "Load",
-                facts=load_facts(first.certificate, scenario.server),
-                tables=limits_table(first.certificate),
-                why=True,
-            ),
+            load_section(first.certificate, scenario.server),
             *_reasons(answers),
             *figure_sections(runs, refused),
             *batch_sections(runs, {name: answer.drawn for name, answer in answers.items()}),
@@ -253,71 +238,57 @@ def compare_page(
 
 def _policies_table(answers: Mapping[str, Answer]) -> Table:
     """Lay out verdicts and runs, a row per policy."""
-    columns = ["Policy", "Theory", "Test", "Can do", "Tokens/s", "A batch"]
-    limited = any(answer.server.memory for answer in answers.values())
-    if limited:
-        columns.append("Preempted")
-    cut = any(answer.run.unfinished for answer in answers.values())
-    if cut:
-        columns.append("Unfinished")
-    rows = []
-    for name, answer in answers.items():
-        run, test = answer.run, answer.tested
-        row = [
-            name,
-            answer.certificate.verdict,
-            test.verdict,
-            f"{near_one(1 - test.drift)} x" if test.interval else "> 1 x",
-            f"{run.tokens_per_s:,.0f}",
-            f"{run.tokens_per_batch:,.0f}",
-        ]
-        if limited:
-            row.append(f"{run.preemptions:,}")
-        if cut:
-            row.append(f"{run.unfinished:,}")
-        rows.append(row)
+    runs = {name: answer.run for name, answer in answers.items()}
+    tests = {name: answer.tested for name, answer in answers.items()}
+    columns: dict[str, Callable[[str], str]] = {
+        "Policy": str,
+        "Theory": lambda name: answers[name].certificate.verdict,
+        "Test": lambda name: tests[name].verdict,
+        "Can do": lambda name: (
+            f"{near_one(1 - tests[name].drift)} x" if tests[name].interval else "> 1 x"
+        ),
+        "Tokens/s": lambda name: f"{runs[name].tokens_per_s:,.0f}",
+        "A batch": lambda name: f"{runs[name].tokens_per_batch:,.0f}",
+    }
+    if any(answer.server.memory for answer in answers.values()):
+        columns["Preempted"] = lambda name: f"{runs[name].preemptions:,}"
+    if any(run.unfinished for run in runs.values()):
+        columns["Unfinished"] = lambda name: f"{runs[name].unfinished:,}"
     caption = (
         "Can do: work done under a large backlog over the work that arrives; below 1 the backlog "
         "grows"
     )
-    if any(answer.tested.interval is None for answer in answers.values()):
+    if any(test.interval is None for test in tests.values()):
         caption += "; > 1 where it was gone before it could be measured"
-    return Table(
-        columns, rows, f"{caption}. A batch: tokens in it, on average.", spare=("Preempted",)
-    )
+    caption += ". A batch: tokens in it, on average."
+    return Table.of(columns, answers, caption=caption, spare=("Preempted",))
 
 
 def _latency_of_policies(answers: Mapping[str, Answer]) -> list[Table]:
     """Lay out latency by policy; intervals in a table per metric."""
-    columns = [f"{metric[:-2].upper()} {name}" for metric in METRICS for name in _HIGHLIGHTS]
+    shown = [(metric, name) for metric in METRICS for name in _HIGHLIGHTS]
     rows = []
     caption = ""
     for name, answer in answers.items():
         if answer.latency_refused:
-            cells = ["refused", *[""] * (len(columns) - 1)]
+            cells = ["refused", *[""] * (len(shown) - 1)]
         elif answer.latency:
-            shown = [
-                answer.latency.estimates[metric][of] for metric in METRICS for of in _HIGHLIGHTS
-            ]
-            cells = [f"{seconds(e.value)}{'?' if e.high is None else ''}" for e in shown]
-            if any(estimate.high is None for estimate in shown):
+            known = [answer.latency.estimates[metric][of] for metric, of in shown]
+            cells = [f"{seconds(e.value)}{'?' if e.high is None else ''}" for e in known]
+            if any(estimate.high is None for estimate in known):
                 caption = "?: the run is too short to bound this from above; check shows intervals."
         else:
-            run = answer.run.latency().iter_rows(named=True)
-            cells = [seconds(row[of]) for row in run for of in _HIGHLIGHTS]
+            of_run = answer.run.latency_as_dict()
+            cells = [seconds(of_run[metric][of]) for metric, of in shown]
         rows.append((name, *cells))
+    columns = [f"{metric[:-2].upper()} {name}" for metric, name in shown]
     steady = {name: answer.latency.estimates for name, answer in answers.items() if answer.latency}
-    intervals = [
-        Table(
-            ("Policy", *STATISTICS),
-            [
-                (name, *(with_interval(of[metric][statistic]) for statistic in STATISTICS))
-                for name, of in steady.items()
-            ],
-            title=f"{words}, in seconds and with intervals",
-            detail=True,
-        )
-        for metric, words in METRICS.items()
-        if steady
-    ]
-    return [Table(("Policy", *columns), rows, caption), *intervals]
+    tables = [Table(("Policy", *columns), rows, caption)]
+    for metric, words in METRICS.items() if steady else ():
+        ends = [
+            (name, *(with_interval(of[metric][statistic]) for statistic in STATISTICS))
+            for name, of in steady.items()
+        ]
+        title = f"{words}, in seconds and with intervals"
+        tables.append(Table(("Policy", *STATISTICS), ends, title=title, detail=True))
+    return tables

@@ -1,76 +1,59 @@
 """What is known of a network: the sections of its page."""
 
+import dataclasses
 import math
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock.checking.answer import Answer
 from penstock.checking.batch_means import Statistics
-from penstock.checking.figures_network import flood_figure, graph_figure, queue_figure
 from penstock.checking.outages import outages_section
 from penstock.checking.pools import PoolAnswer
-from penstock.checking.stages import StageAnswer
-from penstock.checking.view_parts import (
-    NO_LATENCY,
-    batch_times,
-    hypotheses_section,
-    margin_fact,
-    run_in_words,
-    with_interval,
-)
+from penstock.checking.stages import StageAnswer, WorkflowAnswer
+from penstock.checking.view_parts import NO_LATENCY, Parts, limits_table, margin_fact, with_interval
 from penstock.show.answers import table
 from penstock.show.page import Fact, Figure, Section, Table
-from penstock.system.network import Network
 from penstock.theory.certificate import Certificate
-from penstock.words import counted, digits, near_one, seconds
+from penstock.words import digits, near_one, seconds
 
 _POOLS = (
     "Load: tokens that arrive, over the most that batches filled up to the token budget process. "
-    "Margin: what is left "
-    "up to the load that no policy carries within all limits of a batch, so the two need not add "
-    "up to 1. A batch: tokens in it, on average."
+    "Margin: what is left up to the load that no policy carries within all limits of a batch, so "
+    "the two need not add up to 1. A batch: tokens in it, on average."
 )
 _MEASURED = " Load and margin count what is left of prompts by what was found in this run."
-_LIMITS = (
-    "What arrives over what a limit lets any policy carry: above 1 the backlog grows for ever. "
-    "Below 1 a limit may still "
-    "bind: see the verdict, and the hypotheses below"
-)
 _STATISTICS = ("mean", "p50", "p90", "p99")
+_COLUMNS = ("E2E", "from", "to", "p99", "TTFT", "TTFT p99")
 _LATENCY = {"ttft_s": "TTFT", "e2e_s": "E2E", "join_wait_s": "Wait at the join"}
 
 
-def sections_of_network(answer: Answer) -> list[Section]:
-    """Return what is known of a network behind the verdicts."""
-    certificate = answer.certificate
-    return [
-        Section("Load", facts=_load_facts(answer), why=True),
-        *batch_times(answer),
-        Section("Pools", tables=[_pools_table(answer), *_limits_tables(answer)], why=True),
-        Section(
-            "The network",
-            figures=lambda: [graph_figure(answer.network, certificate, answer.loads)],
-        ),
-        *hypotheses_section(certificate),
-        Section(
-            "Workflows and stages", ["In the long run, tokens a visit."], tables=[_asked(answer)]
-        ),
-        Section("Simulated", [run_in_words(answer.run)], notes=answer.warnings),
+def parts_of_network(answer: Answer) -> Parts:
+    """Return the load, what pools and stages are asked, and latency with outages and floods."""
+
+    def graph() -> list[Figure]:
+        from penstock.checking.figures_network import graph_figure
+
+        return [graph_figure(answer.network, answer.certificate, answer.loads)]
+
+    def floods_and_queues() -> list[Figure]:
+        from penstock.checking.figures_network import flood_figure, queue_figure
+
+        floods = [flood_figure(answer.stability)] if answer.stability else []
+        return [*floods, queue_figure(answer.run)]
+
+    load = Section("Load", facts=_load_facts(answer), why=True)
+    tables = [_pools_table(answer), *limits_table(answer.certificate)]
+    pools = [
+        Section("Pools", tables=tables, why=True),
+        Section("The network", figures=graph),
+    ]
+    asked = "In the long run, tokens a visit."
+    stages = [Section("Workflows and stages", [asked], tables=[_asked(answer)])]
+    latency = [
         _latency_section(answer),
         *outages_section(answer.outages),
-        Section("Floods and queues", figures=lambda: _floods_and_queues(answer)),
+        Section("Floods and queues", figures=floods_and_queues),
     ]
-
-
-def network_heading(network: Network) -> str:
-    """Say how many pools and replicas there are, and what visits them."""
-    replicas = int(network.replicas.sum())
-    pools = counted(len(network.pools), "pool")
-    if replicas > len(network.pools):
-        pools += f" of {replicas:,} replicas in all"
-    workflows = [
-        f"{workflow.name}: {workflow.rate:,.4g} jobs/s, {counted(len(workflow.stages), 'stage')}"
-        for workflow in network.workflows
-    ]
-    return "; ".join([pools, *workflows])
+    return load, pools, stages, latency
 
 
 def _load_facts(answer: Answer) -> list[Fact]:
@@ -126,8 +109,7 @@ def _virtual_station(certificate: Certificate) -> list[Fact]:
     grows = digits(math.prod(virtual.amplification()))
     meaning = (
         f"fails above so many times this load: {both} are never served at once, and each round "
-        "between them "
-        f"multiplies a backlog by {grows} at this load"
+        f"between them multiplies a backlog by {grows} at this load"
     )
     return [Fact("This order", f"{virtual.max_load:,.4g} x", meaning)]
 
@@ -143,41 +125,39 @@ def _pools_table(answer: Answer) -> Table:
     return table(answer.pools, _POOLS + _MEASURED * measured, order=order, spare=spare)
 
 
-def _limits_tables(answer: Answer) -> list[Table]:
-    """Lay out what is asked of each limit, where a pool has one besides its token budget."""
-    if all(len(pool.limits) < 2 for pool in answer.pools):
-        return []
-    limits = [(pool.name, limit) for pool in answer.pools for limit in pool.limits]
-    sampled = any(limit.standard_error > 0 for _, limit in limits)
-    rows = []
-    for name, limit in limits:
-        error = f"{limit.standard_error:.1g}" if limit.standard_error else "-"
-        rows.append((name, limit.name, near_one(limit.load), error, limit.why))
-    caption = _LIMITS + (". Error: standard error of a load that is sampled" if sampled else "")
-    columns = ("Pool", "Limit", "Load", "Error", "From")
-    title = "Load by limit"
-    table = Table(columns, rows, f"{caption}.", title=title, spare=("From", "Error"), detail=True)
-    return [table if sampled else table.without("Error")]
-
-
 def _asked(answer: Answer) -> Table:
     """Lay out what each workflow and stage asks for."""
+    columns = ("", "Pool", "Visits/s", "Prefill tokens", "Decode tokens")
+    return _by_workflow(
+        answer,
+        columns,
+        lambda workflow: ("", f"{workflow.jobs_per_s:,.4g}", "", ""),
+        lambda stage: (
+            stage.pool,
+            f"{stage.visits_per_s:,.4g}",
+            f"{stage.prefill_tokens:,.0f}",
+            f"{stage.decode_tokens:,.0f}",
+        ),
+    )
+
+
+def _by_workflow(
+    answer: Answer,
+    columns: Sequence[str],
+    of_workflow: Callable[[WorkflowAnswer], Sequence[str]],
+    of_stage: Callable[[StageAnswer], Sequence[str]],
+) -> Table:
+    """Lay out each workflow over its stages."""
     rows: list[tuple[str, ...]] = []
     strong = []
     for workflow in answer.workflows:
         strong.append(len(rows))
-        rows.append((workflow.name, "", f"{workflow.jobs_per_s:,.4g}", "", ""))
-        rows += [
-            (
-                f"  {_short(stage.name)}",
-                stage.pool,
-                f"{stage.visits_per_s:,.4g}",
-                f"{stage.prefill_tokens:,.0f}",
-                f"{stage.decode_tokens:,.0f}",
-            )
-            for stage in _of(answer, workflow.name)
-        ]
-    return Table(("", "Pool", "Visits/s", "Prefill tokens", "Decode tokens"), rows, strong=strong)
+        rows.append((workflow.name, *of_workflow(workflow)))
+        for stage in answer.stages:
+            whose, _, name = stage.name.partition(".")
+            if whose == workflow.name:
+                rows.append((f"  {name}", *of_stage(stage)))
+    return Table(columns, rows, strong=strong)
 
 
 def _latency_section(answer: Answer) -> Section:
@@ -185,27 +165,27 @@ def _latency_section(answer: Answer) -> Section:
     steady = answer.latency
     if steady is None:
         return NO_LATENCY
-    joins = any("join_wait_s" in (stage.latency or {}) for stage in answer.stages)
-    columns = ("", "E2E", "from", "to", "p99", "TTFT", "TTFT p99", "Join wait")
-    rows: list[tuple[str, ...]] = []
-    strong = []
-    for workflow in answer.workflows:
-        assert workflow.e2e is not None
-        strong.append(len(rows))
-        rows.append((workflow.name, *_interval(workflow.e2e), "", "", ""))
-        rows += [_latency_of(stage) for stage in _of(answer, workflow.name)]
     caption = "Stages: from arrival at a replica to the last token (E2E) and the first (TTFT)"
+    joins = any("join_wait_s" in (stage.latency or {}) for stage in answer.stages)
     if joins:
         caption += "; join wait: what a branch that is done waits for the others"
-    if steady.too_short or any("-" in row[2:4] for row in rows):
+    table = _by_workflow(
+        answer,
+        ("", *_COLUMNS, "Join wait"),
+        lambda workflow: _cells({"e2e_s": workflow.e2e} if workflow.e2e else {}),
+        lambda stage: _cells(stage.latency or {}),
+    )
+    if steady.too_short or any("-" in row[2:4] for row in table.rows):
         caption += "; -: the run is too short to tell"
-    table = Table(columns, rows, f"{caption}.", strong=strong)
-    if not joins:
-        table = table.without("Join wait")
+    table = dataclasses.replace(table, caption=f"{caption}.")
     return Section(
         "Latency in the steady state",
         [f"In seconds: means, with the {steady.confidence:.0%} interval of E2E."],
-        tables=[table, *_by_priority(answer), *_intervals(answer)],
+        tables=[
+            table if joins else table.without("Join wait"),
+            *_by_priority(answer),
+            *_intervals(answer),
+        ],
     )
 
 
@@ -214,48 +194,38 @@ def _by_priority(answer: Answer) -> list[Table]:
     if not answer.priorities:
         return []
     rows: list[tuple[str, ...]] = []
-    strong = []
+    strong = [at for at, of in enumerate(answer.priorities) if of.stage is None]
     for of in answer.priorities:
-        if of.stage is None:
-            strong.append(len(rows))
-        name = of.workflow if of.stage is None else f"  {_short(of.stage)}"
-        e2e = of.latency.get("e2e_s")
-        whole = _interval(e2e) if e2e else ("-", "-", "-", "-")
-        first = _mean_and_p99(of.latency.get("ttft_s"))
-        rows.append((name, f"{of.priority:,}", *whole, *first))
+        name = of.workflow if of.stage is None else f"  {of.stage.partition('.')[2]}"
+        rows.append((name, f"{of.priority:,}", *_cells(of.latency)[:-1]))
     caption = (
         "The smaller priority is served first. Jobs by the priority of their first request, stages "
         "by that of the request there."
     )
-    columns = ("", "Priority", "E2E", "from", "to", "p99", "TTFT", "TTFT p99")
-    return [Table(columns, rows, caption, title="By priority", strong=strong)]
+    return [Table(("", "Priority", *_COLUMNS), rows, caption, title="By priority", strong=strong)]
 
 
-def _latency_of(stage: StageAnswer) -> tuple[str, ...]:
-    assert stage.latency is not None
-    wait, _ = _mean_and_p99(stage.latency.get("join_wait_s"))
-    first = _mean_and_p99(stage.latency["ttft_s"])
-    return (f"  {_short(stage.name)}", *_interval(stage.latency["e2e_s"]), *first, wait)
-
-
-def _mean_and_p99(of: Statistics | None) -> tuple[str, str]:
-    return (seconds(of["mean"].value), seconds(of["p99"].value)) if of else ("", "")
+def _cells(latency: Mapping[str, Statistics]) -> list[str]:
+    """Return mean, interval and p99 of E2E, mean and p99 of TTFT, and the mean wait at a join."""
+    known: dict[str, tuple[str, ...]] = {"ttft_s": ("", ""), "join_wait_s": ("", "")}
+    known |= {m: (seconds(of["mean"].value), seconds(of["p99"].value)) for m, of in latency.items()}
+    e2e = ["-"] * 4
+    if "e2e_s" in latency:
+        mean, p99 = known["e2e_s"]
+        whole = latency["e2e_s"]["mean"]
+        e2e = [mean, seconds(whole.low), seconds(whole.high), p99]
+    return [*e2e, *known["ttft_s"], known["join_wait_s"][0]]
 
 
 def _intervals(answer: Answer) -> list[Table]:
     """Lay out all statistics with their intervals, which a terminal has no room for."""
     jobs = [
-        (
-            workflow.name,
-            f"{workflow.jobs:,}",
-            *_cells(workflow.e2e),
-            seconds(workflow.earliest_s),
-        )
-        for workflow in answer.workflows
-        if workflow.e2e
+        (of.name, f"{of.jobs:,}", *_with_intervals(of.e2e), seconds(of.earliest_s))
+        for of in answer.workflows
+        if of.e2e
     ]
     stages = [
-        (stage.name, _LATENCY[metric], *_cells(of))
+        (stage.name, _LATENCY[metric], *_with_intervals(of))
         for stage in answer.stages
         for metric, of in (stage.latency or {}).items()
         if metric in _LATENCY and of["mean"].value is not None
@@ -277,27 +247,5 @@ def _intervals(answer: Answer) -> list[Table]:
     ]
 
 
-def _cells(of: Statistics) -> list[str]:
+def _with_intervals(of: Statistics) -> list[str]:
     return [with_interval(of[name]) for name in _STATISTICS]
-
-
-def _interval(of: Statistics) -> tuple[str, str, str, str]:
-    mean, p99 = _mean_and_p99(of)
-    return mean, seconds(of["mean"].low), seconds(of["mean"].high), p99
-
-
-def _of(answer: Answer, workflow: str) -> list[StageAnswer]:
-    """Return the stages of a workflow."""
-    index = [one.name for one in answer.workflows].index(workflow)
-    first, last = answer.network.first_stage[index : index + 2].tolist()
-    return list(answer.stages[first:last])
-
-
-def _short(stage: str) -> str:
-    """Return a stage's own name."""
-    return stage.partition(".")[2]
-
-
-def _floods_and_queues(answer: Answer) -> list[Figure]:
-    floods = [flood_figure(answer.stability)] if answer.stability else []
-    return [*floods, queue_figure(answer.run)]

@@ -1,25 +1,25 @@
-"""What pages of servers, networks and comparisons share: verdicts, hypotheses, words."""
+"""What pages of servers, networks and comparisons share: verdicts, sections, figures, words."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Protocol
 
 import numpy as np
 
-from penstock.checking.answer import Answer
-from penstock.checking.head import BECAUSE, MIDDLE
+from penstock.checking.answer import Answer, Drawn
+from penstock.checking.head import BECAUSE, MIDDLE, SAME
 from penstock.checking.targets import Estimate, TargetAnswer
-from penstock.show.page import Fact, Hypothesis, Section, Verdict
+from penstock.show.page import Fact, Figure, Hypothesis, Section, Table, Verdict
 from penstock.simulation.run import Run
+from penstock.system.kinds import System
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate
-from penstock.words import (
-    METRICS,
-    counted,
-    near,
-    seconds,
-    sentence,
-)
+from penstock.theory.limits import Limit
+from penstock.words import METRICS, counted, near, near_one, seconds, sentence
 from penstock.workload.workload import Workload
+
+Parts = tuple[Section, Sequence[Section], Sequence[Section], Sequence[Section]]
+"""What pages of servers and of networks differ in: load, pools, stages, and latency."""
 
 NO_LATENCY = Section("No latency", ["There is no steady state whose latency could be told."])
 
@@ -32,9 +32,20 @@ class Doubted(Protocol):
         """What to doubt then; else None."""
 
 
-def heading_of_server(workload: Workload, server: Server, policies: str) -> str:
-    """Say what arrives, and what serves it."""
-    return f"{traffic(workload)}; {policies}, {server.limits}"
+def heading_of(system: System, policies: str = "") -> str:
+    """Say what arrives, and what serves it, under what policies; of a network what visits pools."""
+    if isinstance(system, tuple):
+        workload, server = system
+        return f"{traffic(workload)}; {policies or server.policy.name}, {server.limits}"
+    replicas = int(system.replicas.sum())
+    pools = counted(len(system.pools), "pool")
+    if replicas > len(system.pools):
+        pools += f" of {replicas:,} replicas in all"
+    workflows = [
+        f"{workflow.name}: {workflow.rate:,.4g} jobs/s, {counted(len(workflow.stages), 'stage')}"
+        for workflow in system.workflows
+    ]
+    return "; ".join([pools, *workflows])
 
 
 def traffic(workload: Workload) -> str:
@@ -181,3 +192,117 @@ def run_in_words(run: Run) -> str:
         f"{did}; over the second half of the arrivals the {work} changed by "
         f"{_growth(run.growth_tokens_per_s)}{run.memory_facts}."
     )
+
+
+def load_section(certificate: Certificate, server: Server, verdict: str = "") -> Section:
+    """Lay out what arrives at a server, and what can be carried."""
+    load = certificate.load
+    max_rate = certificate.max_rate
+    capacity = load.capacity_in_words
+    if server.max_batch_size is not None and server.max_batch_size < server.token_budget:
+        capacity += f"; the max batch size of {server.max_batch_size:,} can only lower it"
+    offered = (
+        f"{load.offered_tokens_per_s:,.0f} tokens/s arrive, {load.tokens_per_request:,.0f} tokens "
+        "a request"
+    )
+    offered += _cached(certificate)
+    headroom = max_rate / load.arrival_rate - 1
+    limit = f"no policy is stable above {max_rate:,.4g} requests/s ({headroom:+.1%} from here)"
+    facts = [
+        Fact("Load rho", near_one(certificate.rho), offered),
+        Fact("Capacity", f"{load.capacity_tokens_per_s:,.0f}", capacity),
+        margin_fact(certificate.margin, limit + _beside_the_limit(certificate, server), verdict),
+    ]
+    return Section("Load", facts=facts, tables=limits_table(certificate), why=True)
+
+
+def _cached(certificate: Certificate) -> str:
+    """Say which load is shown beside a prefix cache, and which it could be."""
+    if certificate.rho_at_least is None or certificate.rho_without_cache is None:
+        return ""
+    which = f"; {near_one(certificate.rho_without_cache)} without the prefix cache, this is "
+    if certificate.measured is None:
+        return which + "at least, if it kept everything"
+    return (
+        f"{which}with what it found in this run (measured), {near_one(certificate.rho_at_least)} "
+        "is the least, if it kept everything"
+    )
+
+
+def limits_table(certificate: Certificate) -> list[Table]:
+    """Lay out what is asked of each limit, where a pool has one besides its token budget."""
+    if all(len(pool.limits) < 2 for pool in certificate.pools):
+        return []
+    limits = [(pool.name, limit) for pool in certificate.pools for limit in pool.limits]
+    columns: dict[str, Callable[[tuple[str, Limit]], str]] = {
+        "Pool": lambda of: of[0],
+        "Limit": lambda of: of[1].name,
+        "Load": lambda of: near_one(of[1].load),
+        "Error": lambda of: f"{of[1].standard_error:.1g}" if of[1].standard_error else "-",
+        "Requests/s": lambda of: f"{of[1].carried * certificate.rate:,.4g}",
+        "From": lambda of: of[1].why,
+        "By": lambda of: of[1].theorem,
+    }
+    caption = (
+        "What arrives over what a limit lets any policy carry: above 1 the backlog grows for ever. "
+        "Below 1 a limit may still bind: see the verdict, and its hypotheses"
+    )
+    if any(limit.standard_error for _, limit in limits):
+        caption += ". Error: standard error of a load that is sampled"
+    else:
+        del columns["Error"]
+    del columns["Pool" if certificate.of_server else "Requests/s"]
+    spare = () if certificate.of_server else ("From", "By", "Error")
+    look = {"title": "Load by limit", "spare": spare, "detail": True}
+    return [Table.of(columns, limits, caption=f"{caption}.", **look)]
+
+
+def _beside_the_limit(certificate: Certificate, server: Server) -> str:
+    """Say what any policy's limit leaves out: unbounded KV memory, and lower ones of schedulers."""
+    certified = certificate.certified_rate or 0.0
+    if certified >= (1 - SAME) * certificate.max_rate or certificate.margin < 0:
+        return ""
+    said = "; a scheduler's own limit may be lower: ask max-rate"
+    bounded = any(bound.name == "KV memory" for bound in certificate.bounds)
+    if server.memory is not None and not bounded:
+        return f", KV memory not counted{said}"
+    return said
+
+
+def figure_sections(runs: Mapping[str, Run], refused: Sequence[str] = ()) -> list[Section]:
+    """Draw tokens in the system, and latency but for those that have no steady state."""
+    tokens = Section("Tokens in the system", figures=lambda: [_figures().token_figure(runs)])
+    if len(refused) == len(runs):
+        return [tokens]
+    latency = Section(
+        "Distribution of latency", figures=lambda: [_figures().latency_figure(runs, refused)]
+    )
+    return [tokens, latency]
+
+
+def batch_sections(runs: Mapping[str, Run], drawn: Mapping[str, Drawn]) -> list[Section]:
+    """Draw the batches in the region, and who was in the first of them, if there was any batch."""
+    runs = {name: run for name, run in runs.items() if run.compositions.height}
+    if not runs:
+        return []
+
+    def region() -> list[Figure]:
+        point = next(iter(drawn.values())).point
+        own = {name: region for name in runs if (region := drawn[name].point.own) is not None}
+        return [_figures().region_figure(point.region, runs, point=point.point, own=own)]
+
+    def first() -> list[Figure]:
+        return [_figures().gantt_figure(drawn[name].first, name) for name in runs]
+
+    rated = all(of.workload.has_rate for of in drawn.values())
+    return [
+        *([Section("Batches in the region", figures=region)] if rated else []),
+        Section("The first batches", figures=first),
+    ]
+
+
+def _figures() -> ModuleType:
+    """Return what draws, which a terminal has no use for."""
+    from penstock.checking import figures
+
+    return figures
