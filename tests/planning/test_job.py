@@ -228,7 +228,7 @@ def test_online_traffic_that_does_not_come_while_the_job_lasts_harms_nothing():
     )  # fmt: skip
     assert (found.best.answer, found.best.beside, found.best.online[0].value) == ("met", 0, None)
     assert any("in none of 2 runs" in said for said in found.notices)
-    assert found.online_rate == 1e-6
+    assert found.job.online_rate == 1e-6
 
 
 def test_recorded_online_traffic_is_said_to_be_drawn_at_random():

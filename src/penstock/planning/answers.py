@@ -55,59 +55,56 @@ class Answers(Shown):
                 f"--manifest {path}: there is no deployment that an engine can run; leave it out"
             )
         kinds = 2 if self.launches[0].kind else 1
-        return "---\n".join(one.manifest for one in self.launches[:kinds])
+        return "---\n".join(launch.manifest for launch in self.launches[:kinds])
 
 
 def answered(
-    chosen: PlanScenario,
+    asked: PlanScenario,
     first: Callable[[Sequence[Deployment]], None] | None = None,
     prices: str = "",
 ) -> Answers:
     """Search, then plan the day and the job that are asked for."""
-    workload, families = chosen.scenario.workload, chosen.space.families
+    workload, families = asked.scenario.workload, asked.space.families
     fleet = day = job = None
     best: Deployment | None = None
-    if chosen.aim is not None:
+    if asked.aim is not None:
         with progress.bar("Planning") as show:
             fleet = plan(
-                chosen.workload, chosen.space, aim=chosen.aim, rank=chosen.rank, first=first,
+                asked.workload, asked.space, aim=asked.aim, rank=asked.rank, first=first,
                 progress=show,
             )  # fmt: skip
         best = None if fleet.best is None else fleet.best.deployment
-    no_day = _why_no_day(chosen, best)
-    if chosen.day is not None and not no_day and best is not None and chosen.aim is not None:
+    no_day = _why_no_day(asked, best)
+    if asked.day is not None and not no_day and best is not None and asked.aim is not None:
         counts = next(family.counts for family in families if family.name == best.family)
         with progress.bar("Planning the day") as show:
-            day = day_of(chosen.day, workload, best, chosen.aim, counts, show)
-    if chosen.job is not None:
-        alike = [
-            one for one in families
-            if not one.smallest.prefill_replicas and one.smallest.other is None
-        ]  # fmt: skip
+            day = day_of(asked.day, workload, best, asked.aim, counts, show)
+    if asked.job is not None:
+        alike = [of for of in families if len(of.smallest.kinds) == 1]
         with progress.bar("Planning the job") as show:
-            job = plan_job(chosen.job, alike or families, progress=show)
+            job = plan_job(asked.job, alike or families, progress=show)
     starts = [] if best is None else _launches(best)
     if job is not None and job.best is not None:
         note = "this is the fleet for the offline work"
-        if job.online_rate is not None:
+        if job.job.online is not None:
             note = (
-                f"this fleet serves both: {amount(job.online_rate)} online requests/s, and the "
+                f"this fleet serves both: {amount(job.job.online.rate)} online requests/s, and the "
                 f"offline work{'; start it instead of the first' if starts else ''}"
             )
         starts += _launches(job.best.deployment, note)
-    return Answers(chosen.scenario.name, fleet, day, no_day, job, starts, prices)
+    return Answers(asked.scenario.name, fleet, day, no_day, job, starts, prices)
 
 
-def _why_no_day(chosen: PlanScenario, best: Deployment | None) -> str:
+def _why_no_day(asked: PlanScenario, best: Deployment | None) -> str:
     """Say why the day that was asked for is not planned; nothing where none was, or it is."""
-    if chosen.day is None:
+    if asked.day is None:
         return ""
-    if chosen.aim is None:
+    if asked.aim is None:
         return "no day is planned: it takes targets; give plan.targets, or --target"
     if best is None:
         return (
             "no day is planned: no deployment is known to meet the targets at its highest rate, "
-            f"{amount(chosen.workload.rate)} requests/s; allow more replicas or other hardware "
+            f"{amount(asked.workload.rate)} requests/s; allow more replicas or other hardware "
             "(plan.search), or ask for less"
         )
     if best.other is not None:

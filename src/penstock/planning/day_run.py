@@ -88,8 +88,8 @@ def simulate_day(
     most = rng.poisson(shares.max() * days * profile.span_s)
     times = np.sort(rng.random(most) * days * profile.span_s)
     interval = (times // profile.interval_s).astype(np.int64) % shares.size
-    kept = rng.random(most) * shares.max() < shares[interval]
-    times, interval = times[kept], interval[kept]
+    mine = rng.random(most) * shares.max() < shares[interval]
+    times, interval = times[mine], interval[mine]
     prompt, output = resampled(workload, profile.peak).lengths.sample(rng, times.size)
     run = simulate(Workload.from_arrays(times, prompt, output), deployment.server, drain=True)
     latency = tuple(_latency(run, interval == index, targets) for index in range(shares.size))

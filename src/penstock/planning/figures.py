@@ -56,12 +56,11 @@ def evaluations(plan: "Plan") -> pl.DataFrame:
     numbers = dict.fromkeys(("cost", "latency_s", "low_s", "high_s"), pl.Float64)
     schema = {"deployment": pl.String, **numbers, "state": pl.String, "frontier": pl.Boolean}
     rows = []
-    for one in plan.measured:
-        first = one.estimates[0]
-        state = ANSWER if one is plan.best else one.answer
-        best = any(one is other for other in plan.frontier)
-        name, cost = one.deployment.name, one.deployment.cost
-        rows.append((name, cost, first.value, first.low, first.high, state, best))
+    for result in plan.measured:
+        fleet, first = result.deployment, result.estimates[0]
+        state = ANSWER if result is plan.best else result.answer
+        best = any(result is other for other in plan.frontier)
+        rows.append((fleet.name, fleet.cost, first.value, first.low, first.high, state, best))
     return pl.DataFrame(rows, schema, orient="row").sort("cost", "latency_s", "deployment")
 
 

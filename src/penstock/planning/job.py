@@ -20,14 +20,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 from penstock import checks
-from penstock.checking.targets import Target
 from penstock.errors import InputError
 from penstock.planning.day import MOST
 from penstock.planning.deployment import Deployment
 from penstock.planning.job_run import PACED_SHARE, Job, JobResult, Mode, simulate_job
 from penstock.planning.search import Prospect, Question, Report, Search
 from penstock.planning.space import Discarded, Family
-from penstock.show.answers import Meaning, Shown, computed, texts
+from penstock.show.answers import Meaning, Shown, computed
 from penstock.system.server import Server
 from penstock.words import amount, counted
 from penstock.workload.workload import Workload
@@ -46,30 +45,13 @@ _GAIN = 0.02  # of the time, by twice the fleet; below it no larger one is tried
 class JobPlan(Shown):
     """How to finish a job."""
 
-    job: Job
+    job: Annotated[Job, Meaning("What has to be done.", key="**")]
     best: Annotated[JobResult | None, Meaning(
         "The least cost per hour that meets the deadline and the targets, of several the shortest."
     )]  # fmt: skip
-    nearest: Annotated[JobResult | None, Meaning(
-        "`best`, or else the one that misses the least."
-    )]  # fmt: skip
+    nearest: Annotated[JobResult | None, Meaning("`best`, or else what misses the least.")]
     results: Annotated[tuple[JobResult, ...], Meaning("All that was simulated.")]
     discarded: Annotated[tuple[Discarded, ...], Meaning("All others, and why.")]
-
-    @computed()
-    def requests(self) -> int:
-        """Of the job."""
-        return self.job.requests
-
-    @computed()
-    def deadline_s(self) -> float:
-        """By when it has to be done."""
-        return self.job.deadline_s
-
-    @computed(data=texts)
-    def targets(self) -> tuple[Target, ...]:
-        """Of online requests."""
-        return self.job.targets
 
     @computed()
     def margin(self) -> float | None:
@@ -77,11 +59,6 @@ class JobPlan(Shown):
         if self.best is None:
             return None
         return 1 - (self.best.makespan.high or 0.0) / self.job.deadline_s
-
-    @computed()
-    def online_rate(self) -> float | None:
-        """Requests/s of online traffic of the whole fleet; None: there is none."""
-        return None if self.job.online is None else self.job.online.rate
 
     @computed()
     def unreachable(self) -> str | None:
@@ -95,7 +72,7 @@ class JobPlan(Shown):
             "later deadline"
         )
         if nearest is None:
-            reasons = [one.why for one in self.discarded]
+            reasons = [part.why for part in self.discarded]
             alone = next((why for why in reasons if why.startswith(_LONGEST)), "")
             return f"{alone}; {later}" if alone else f"{reasons[-1]}; {more}"
         work = job.work_s(nearest.deployment.server) / nearest.deployment.replicas
@@ -201,11 +178,9 @@ class ByDeadline(Question[JobResult]):
 
     def in_vain(self, results: Sequence[JobResult]) -> bool:
         """Return whether twice as many replicas, or more, hardly helped: long requests decide."""
-        last = results[-1]
-        fewer = [
-            one for one in results if 2 * one.deployment.replicas <= last.deployment.replicas
-        ]  # fmt: skip
-        return any(self.excess(last) > (1 - _GAIN) * self.excess(one) for one in fewer)
+        most, hardly = results[-1].deployment.replicas, self.excess(results[-1]) / (1 - _GAIN)
+        fewer = [result for result in results if 2 * result.deployment.replicas <= most]
+        return any(self.excess(result) < hardly for result in fewer)
 
 
 def families_of(

@@ -16,7 +16,7 @@ from penstock.inputs.arrays import Bools, Floats
 from penstock.planning.aim import CONFIDENCE, together
 from penstock.planning.deployment import Deployment
 from penstock.planning.rates import HOUR_S
-from penstock.show.answers import Meaning, computed
+from penstock.show.answers import Meaning, computed, texts
 from penstock.simulation.distribution import Distribution
 from penstock.simulation.intervals import merged, student
 from penstock.simulation.rows import recorded
@@ -99,11 +99,11 @@ class Job(Checked):
     """What has to be done, and with what at most."""
 
     workload: Workload  # a recording of as many requests is taken as it is, else rows are drawn
-    requests: Annotated[int, _REQUESTS]
-    deadline_s: Annotated[float, _DEADLINE]
+    requests: Annotated[int, _REQUESTS, Meaning("Of the job.")]
+    deadline_s: Annotated[float, _DEADLINE, Meaning("By when it has to be done.")]
     online: Workload | None = None  # traffic beside it, at the rate of the whole fleet
-    # Of the online requests; percentiles of `tbt` are of them and the job together.
-    targets: tuple[Target, ...] = ()
+    # Percentiles of `tbt` are of online requests and the job together.
+    targets: Annotated[tuple[Target, ...], Meaning("Of online requests.", data=texts)] = ()
     # Each draws requests anew (a recording as it is: one run), for an interval that holds the next
     # with this confidence.
     runs: Annotated[int, _RUNS] = 5
@@ -125,6 +125,11 @@ class Job(Checked):
             beside = self.online.rate * self.deadline_s
             what = "the number of online requests until the deadline"
             checks.number(what, beside, 0, _MOST_ROWS, "", _KEPT)
+
+    @computed()
+    def online_rate(self) -> float | None:
+        """Requests/s of online traffic of the whole fleet; None: there is none."""
+        return None if self.online is None else self.online.rate
 
     @functools.cached_property
     def stream(self) -> Workload | None:

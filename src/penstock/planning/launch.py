@@ -55,14 +55,9 @@ class Launch:
     model: str  # weights, as the engine is told
     exact: Annotated[bool, Meaning("The engine then schedules as the plan was simulated.")]
     notes: Annotated[tuple[str, ...], Meaning("What to know before it is started.")]
+    program: Program  # of the engine
     kind: str = ""  # the hardware, where a fleet has two kinds and this starts one of them
     nodes: str = ""  # what NVIDIA's GPU operator calls the GPU of the nodes; empty: not known
-
-    @property
-    def _program(self) -> Program:
-        program = ENGINES[self.engine].program
-        assert program is not None
-        return program
 
     @computed()
     def shell(self) -> str:
@@ -101,21 +96,21 @@ class Launch:
         notes = [*self.notes]
         if _SCHEDULER in self.command:
             notes.append(
-                f"{_PLUGIN_IMAGE} is a placeholder: build {self._program.image} with "
+                f"{_PLUGIN_IMAGE} is a placeholder: build {self.program.image} with "
                 "penstock-llm, and name it here"
             )
         notes.append("a gated model needs a token: take HF_TOKEN from a Secret of your own")
         return "".join(f"# {sentence(note)}\n" for note in notes) + "---\n".join(
-            yaml.dump(one, Dumper=_Plain, sort_keys=False, width=120) for one in documents
+            yaml.dump(part, Dumper=_Plain, sort_keys=False, width=120) for part in documents
         )
 
     def _pod(self) -> dict[str, Any]:
-        port = self._program.port
+        port = self.program.port
         probe = {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": _PROBE_S}
         variables = [{"name": name, "value": value} for name, value in self.environment.items()]
         container = {
             "name": self.engine,
-            "image": _PLUGIN_IMAGE if _SCHEDULER in self.command else self._program.image,
+            "image": _PLUGIN_IMAGE if _SCHEDULER in self.command else self.program.image,
             "command": [*self.command, "--host", "0.0.0.0", "--port", str(port)],
             **({"env": variables} if variables else {}),
             "ports": [{"name": "http", "containerPort": port}],
@@ -155,7 +150,7 @@ def launch(
     # ``engine`` is ``vllm`` or ``sglang``; None: SGLang for its own scheduler, else vLLM. ``model``
     # is a repository of Hugging Face or a folder; None: as in the hardware preset.
     kind, server = deployment.kind, deployment.server
-    programs = {name: one.program for name, one in ENGINES.items() if one.program is not None}
+    programs = {name: known.program for name, known in ENGINES.items() if known.program is not None}
     if engine is None:
         engine = _HOST if server.policy.program is None else server.policy.name
     if engine not in programs:
@@ -193,7 +188,7 @@ def launch(
     start.tell_router(deployment)
     return Launch(
         engine, tuple(start.flags), start.environment, deployment.replicas, kind.accelerators,
-        weights, start.exact, tuple(start.notes),
+        weights, start.exact, tuple(start.notes), start.program,
         nodes=_PRODUCTS.get((known and known.accelerator) or "", ""),
     )  # fmt: skip
 

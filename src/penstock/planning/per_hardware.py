@@ -45,7 +45,7 @@ def refuse_idle(what: str, numbers: Any, hardware: Sequence[BatchTimeFile | None
     """Refuse numbers by parts of names that no hardware has."""
     if not isinstance(numbers, Mapping):
         return
-    used = {longest_part(numbers, named(one)) for one in hardware}
+    used = {longest_part(numbers, named(machine)) for machine in hardware}
     if idle := [part for part in numbers if part not in used]:
         raise InputError(
             f"{what} names {checks.shown(idle[0])}, which no hardware of the search takes (the "

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from penstock import checks
-from penstock.document import Section, Whole, parsed, read_document
+from penstock.document import Section, Whole, parsed, read_document, with_keys_of
 from penstock.errors import InputError
 from penstock.planning.aim import Aim
 from penstock.planning.day import DayPlan, plan_day
@@ -84,6 +84,10 @@ class SearchSection(Section):
     at_hand: dict[str, Any] | None = None
 
 
+_OF_CODE = ("profile", "workload", "deployment", "targets", "replicas", "progress", "asked")
+
+
+@with_keys_of(plan_day, without=_OF_CODE)
 class DaySection(Section):
     """Rates of the day, and how its fleet may change.
 
@@ -95,10 +99,6 @@ class DaySection(Section):
     trace: str | None = None
     interval_minutes: float | None = None
     peak_rate: float | None = None
-    startup_minutes: float = 0.0
-    least_replicas: Whole = 1
-    most_replicas: Whole | None = None
-    check_days: bool = Field(default=True, alias="check")
 
 
 class JobSection(Section):
@@ -185,8 +185,8 @@ def build_plan(
             "search: {replicas: {max: 32}}}"
         )
     sections = parsed(document, _Planned, path.name, "`workload`, `server` and `plan`")
-    told = {key: value for key, value in given.items() if value not in (None, [])}
-    wanted = sections.plan.model_copy(update=told)
+    instead = {key: value for key, value in given.items() if value not in (None, [])}
+    wanted = sections.plan.model_copy(update=instead)
     kinds, refused, first = _hardware(wanted.search.hardware or (), path.parent)
     scenario = build(_with_base(document, wanted.search, first), path.parent, path.name)
     if scenario.until is not None:
@@ -220,7 +220,7 @@ def build_plan(
         day = read_day(wanted.day, read, scenario.folder)
         workload = _peak_of(day.rates, read)
     if wanted.job is not None:
-        budgets = sorted({one.smallest.server.token_budget for one in space.families})
+        budgets = sorted({of.smallest.server.token_budget for of in space.families})
         several = len(budgets) > 1 or None not in (wanted.search.token_budget or [None])
         job = read_job(wanted.job, read, aim, workload, budgets if several else [])
     shaped = sum(isinstance(kind, BatchTimeFile) for kind in kinds)
@@ -252,11 +252,7 @@ def day_of(
     """Plan a day with numbers of replicas that a search allows, beside the fleet that it found for
     the highest rate.
     """
-    plan = plan_day(
-        day.rates, workload, static, aim, replicas=counts, most_replicas=day.most_replicas,
-        least_replicas=day.least_replicas, startup_minutes=day.startup_minutes,
-        check=day.check_days, progress=progress,
-    )  # fmt: skip
+    plan: DayPlan = day.build(day.rates, workload, static, aim, replicas=counts, progress=progress)
     return dataclasses.replace(plan, deployment=static)
 
 
@@ -321,17 +317,17 @@ def _hardware(
             continue
         keys = list(item)
         for values in itertools.product(*(_as_list(item[key]) for key in keys)):
-            one = dict(zip(keys, values, strict=True))
-            section = parsed(one, HardwareSection, "plan.search.hardware", "`model` and `gpu`")
+            machine = dict(zip(keys, values, strict=True))
+            section = parsed(machine, HardwareSection, "plan.search.hardware", "`model` and `gpu`")
             try:
                 kinds.append(section.build(folder))
             except InputError as error:
                 name = f"{section.model} on {section.tensor_parallel} x {section.gpu}"
                 refused.append(Discarded(name, (1, 1), 1, "impossible", str(error)))
             else:
-                first = first or one
+                first = first or machine
     if refused and not kinds:
-        reasons = dict.fromkeys(one.why for one in refused)
+        reasons = dict.fromkeys(part.why for part in refused)
         raise InputError(f"no hardware of the search can serve: {'; or: '.join(reasons)}")
     return kinds, refused, first
 

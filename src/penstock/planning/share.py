@@ -88,14 +88,14 @@ class _Share(Arrivals):
     def blocks(self, rng: np.random.Generator) -> Iterator[Seconds]:
         """Yield the times of the requests that the replica gets."""
         coin = rng.spawn(1)[0]
-        kept, before = np.empty(0), 0
+        waiting, before = np.empty(0), 0
         for times in self.whole.blocks(rng):
             mine = times[_chosen(coin, times.size, before, self.router, self.replicas)]
             before += times.size
-            kept = np.concatenate([kept, mine])
-            while kept.size >= BLOCK:
-                yield kept[:BLOCK]
-                kept = kept[BLOCK:]
+            waiting = np.concatenate([waiting, mine])
+            while waiting.size >= BLOCK:
+                yield waiting[:BLOCK]
+                waiting = waiting[BLOCK:]
 
     def with_rate(self, rate: float) -> "_Share":
         """Return the same share of a faster or slower stream."""

@@ -213,8 +213,8 @@ def at_both_ends(
     """Search the family that won again, with the slow and with the fast end of its batch times."""
     smallest = family.smallest
     of_kinds = [server_ends(question.workload, kind.server) for kind, _ in smallest.kinds]
-    known = [ends for ends in of_kinds if ends is not None]
-    if not known:
+    doubts = [ends for ends in of_kinds if ends is not None]
+    if not doubts:
         return None
 
     def fewest(server_of: Callable[[Ends[Server]], Server]) -> Evaluation | None:
@@ -233,7 +233,7 @@ def at_both_ends(
         again.run()
         return again.best
 
-    origins = "; ".join(dict.fromkeys(ends.origin for ends in known))
-    calibrated = all(ends.calibrated for ends in known)
+    origins = "; ".join(dict.fromkeys(ends.origin for ends in doubts))
+    calibrated = all(ends.calibrated for ends in doubts)
     slow, fast = fewest(lambda ends: ends.slow), fewest(lambda ends: ends.fast)
     return Ends(slow, fast, origins, calibrated)

@@ -126,9 +126,9 @@ def job_line(job: JobPlan) -> Line:
 def job_section(job: JobPlan, others: Sequence[Table]) -> Section:
     """Show the fleet for a job, what bounds it, and what else was tried."""
     beside = ""
-    if job.online_rate is not None:
+    if job.job.online_rate is not None:
         limits = " and ".join(map(str, job.job.targets))
-        beside = f" beside {amount(job.online_rate)} online requests/s with {limits}"
+        beside = f" beside {amount(job.job.online_rate)} online requests/s with {limits}"
     paragraphs = [
         f"{counted(job.job.requests, 'request')} by {span_of_time(job.job.deadline_s)}{beside}."
     ]
