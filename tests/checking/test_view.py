@@ -258,6 +258,19 @@ def test_the_page_of_one_policy_says_what_theorem_and_test_say_and_judges_the_ta
     assert not any(title in on_terminal for title in drawn)
 
 
+def test_the_limits_of_a_network_of_one_are_those_of_its_server_with_the_rate_that_each_carries() -> None:
+    given = scenario(128)
+    alone = asked(given, ["sarathi"])["sarathi"]
+    network = check.check(ps.Network.single(*given.system), jobs=300, resolution=0.1)
+    of_server, of_network = (
+        next(table for section in page.sections for table in section.tables if table.title == "Load by limit")
+        for page in (alone.page(given), network.page())
+    )
+    assert of_server.columns == of_network.columns == ["Limit", "Load", "Requests/s", "From", "By"]
+    assert [float(row[1]) * float(row[2]) for row in of_server.rows] == pytest.approx([12.0] * 2, rel=1e-2)
+    assert of_network.rows == of_server.rows
+
+
 def test_a_notebook_shows_the_page() -> None:
     found = asked(scenario(None, rate=10.0), ["sarathi"])["sarathi"]
     assert Page(found._repr_html_()).body[2] == found.verdict == "stable"

@@ -247,12 +247,17 @@ def limits_table(certificate: Certificate) -> list[Table]:
         "What arrives over what a limit lets any policy carry: above 1 the backlog grows for ever. "
         "Below 1 a limit may still bind: see the verdict, and its hypotheses"
     )
+    spare: tuple[str, ...] = ()
+    if certificate.of_server:
+        del columns["Pool"]
+        caption += ". Requests/s: no policy is stable above them"
+    else:
+        del columns["Requests/s"]
+        spare = ("From", "By", "Error")
     if any(limit.standard_error for _, limit in limits):
         caption += ". Error: standard error of a load that is sampled"
     else:
         del columns["Error"]
-    del columns["Pool" if certificate.of_server else "Requests/s"]
-    spare = () if certificate.of_server else ("From", "By", "Error")
     look = {"title": "Load by limit", "spare": spare, "detail": True}
     return [Table.of(columns, limits, caption=f"{caption}.", **look)]
 
