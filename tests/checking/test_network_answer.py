@@ -420,6 +420,7 @@ def test_theorem_and_test_never_contradict_each_other(make, rho: float) -> None:
 def test_a_recording_is_not_tested_for_stability_and_says_so() -> None:
     recorded = ps.Workload.from_arrays(np.arange(400.0), np.full(400, 100), np.full(400, 20))
     found = check(ps.Network.single(recorded, ps.Server(TP1, 512), replicas=2))
+    assert found.most_arrivals == found.run.arrived
     assert found.stability is None
     assert "come to an end" in str(found.stability_skipped)
     assert found.verdict == found.certificate.verdict == "unknown"

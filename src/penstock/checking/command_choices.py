@@ -74,11 +74,7 @@ class Measured(TypedDict):
 
 def measured(scenario: "Scenario") -> Measured | None:
     """Return where the batch times come from, None where they stand in the scenario."""
-    measurement = scenario.measured
-    if measurement is None:
+    of = scenario.measured
+    if of is None:
         return None
-    return {
-        "description": measurement.description,
-        "source": measurement.source,
-        "year": measurement.year,
-    }
+    return Measured(description=of.description, source=of.source, year=of.year)
