@@ -252,15 +252,15 @@ class Deployment(Checked):
     @property
     def router_title(self) -> str:
         """The router with what is set of it: ``prefix (match 0.5)``."""
-        return titled(self.router)
+        settings = ", ".join(f"{name} {value:g}" for name, value in settings_of(self.router))
+        return f"{self.router.name} ({settings})" if settings else self.router.name
 
     @property
     def family(self) -> str:
         """What it is but for the number of replicas, short: unique in a search space."""
         server = self.server
-        parts = [
-            self.kind.hardware or "server", server.policy.name, f"budget {server.token_budget:,}"
-        ]  # fmt: skip
+        parts = [self.kind.hardware or "server", server.policy.name]
+        parts += [f"budget {server.token_budget:,}"]
         parts += [] if server.max_batch_size is None else [f"at most {server.max_batch_size:,}"]
         parts += [self.router_title] if self.router.name != "random" else []
         parts += [f"prefill:decode {self.ratio[0]}:{self.ratio[1]}"] if self.ratio else []
@@ -336,12 +336,6 @@ def settings_of(router: Router) -> list[tuple[str, float]]:
     """Return the settings of a router that are not those of its name."""
     usual = ROUTERS[router.name].settings if router.name in ROUTERS else ()
     return [pair for pair in router.settings if pair not in usual]
-
-
-def titled(router: Router) -> str:
-    """Return what tables call a router: ``prefix (match 0.5)``."""
-    settings = ", ".join(f"{name} {value:g}" for name, value in settings_of(router))
-    return f"{router.name} ({settings})" if settings else router.name
 
 
 def _refuse_apart(server: Server) -> None:

@@ -181,8 +181,7 @@ def build_plan(
     if isinstance(document, Mapping) and document.get("plan") is None:
         raise InputError(
             f"{path} has no `plan`, so there is nothing to search; add one such as plan: "
-            "{targets: [ttft_p99<2s], "
-            "search: {replicas: {max: 32}}}"
+            "{targets: [ttft_p99<2s], search: {replicas: {max: 32}}}"
         )
     sections = parsed(document, _Planned, path.name, "`workload`, `server` and `plan`")
     instead = {key: value for key, value in given.items() if value not in (None, [])}

@@ -57,7 +57,6 @@ class TargetsAtRate(Question[Evaluation]):
         self.workload, self.aim, self.sketch = workload, aim, sketch
         self.likely: dict[str, int] = {}  # replicas by family, where something told them
         self._ordered: dict[tuple[Server, Server], bool] = {}
-        self._beginning: Workload | None = None
         self._stability: dict[str, Stability] = {}
 
     def judge(self, family: Family, count: int, report: Callable[[float], None]) -> Evaluation:
@@ -65,7 +64,7 @@ class TargetsAtRate(Question[Evaluation]):
         deployment = family.at(count)
         try:
             if self.sketch is not None:
-                return self._sketched(deployment, self.sketch)
+                return self._sketched(deployment)
             return evaluate(self.workload, deployment, self.aim, progress=report)
         except InputError as error:  # such as a recording that leaves one of them nothing
             return not_simulated(self.workload, deployment, self.aim, str(error))
@@ -125,8 +124,7 @@ class TargetsAtRate(Question[Evaluation]):
             limit = tightest.theorem, tightest.name
         reason = (
             f"{limit[0]}: {digits(load_of_one)} replicas' worth of work arrives, so no policy "
-            "keeps fewer stable "
-            f"({limit[1]})"
+            f"keeps fewer stable ({limit[1]})"
         )
         usual = bisect.bisect_left(counts, load_of_one / USUAL_RHO)
         return Stability(bisect.bisect_right(counts, load_of_one), usual, reason)
@@ -161,25 +159,24 @@ class TargetsAtRate(Question[Evaluation]):
             return usual
 
         def promising(count: int) -> bool:
-            return self._sketched(family.at(count), _GUESSED_BY).answer == "met"
+            return self._sketched(family.at(count)).answer == "met"
 
         try:
             return bisect.bisect_left(family.counts, True, lo=least, key=promising)
         except InputError:  # what cannot be simulated is said where it is judged
             return usual
 
-    def _sketched(self, deployment: Deployment, requests: int) -> Evaluation:
+    def _sketched(self, deployment: Deployment) -> Evaluation:
         """Take what a short run shows for true."""
-        some = sketched(self._first(requests), deployment, self.aim, requests)
-        return dataclasses.replace(some, rate=self.workload.rate)
+        short = sketched(self._beginning, deployment, self.aim, self.sketch or _GUESSED_BY)
+        return dataclasses.replace(short, rate=self.workload.rate)
 
-    def _first(self, requests: int) -> Workload:
-        """Return so many requests as a recording, which is drawn once for all deployments."""
+    @functools.cached_property
+    def _beginning(self) -> Workload:
+        """The requests of short runs as a recording, which is drawn once for all deployments."""
         if self.workload.rows is not None:
             return self.workload
-        if self._beginning is None:
-            self._beginning = Workload.from_arrays(*self.workload.requests(requests))
-        return self._beginning
+        return Workload.from_arrays(*self.workload.requests(self.sketch or _GUESSED_BY))
 
     def _of_one(self, fleet: Deployment) -> Workload:
         """Return what one replica gets on average: of a pool no more is known than the rate."""

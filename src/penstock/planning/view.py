@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from penstock.checking.enough_requests import MOST_TIMES_LONGER
 from penstock.checking.head import BECAUSE
@@ -53,21 +54,11 @@ def answers_page(answers: Answers) -> Page:
 
 
 @page_of.register
-def plan_page(plan: Plan) -> Page:
-    """Show a plan alone."""
-    return answers_page(Answers("plan", plan))
-
-
-@page_of.register
-def day_page(day: DayPlan) -> Page:
-    """Show a day alone."""
-    return answers_page(Answers("day", day=day))
-
-
-@page_of.register
-def job_page(job: JobPlan) -> Page:
-    """Show a job alone."""
-    return answers_page(Answers("job", job=job))
+def page_alone(answer: Plan | DayPlan | JobPlan) -> Page:
+    """Show a plan, a day or a job alone."""
+    name = type(answer).__name__.removesuffix("Plan").lower() or "plan"
+    alone: dict[str, Any] = {name: answer}
+    return answers_page(Answers(name, **alone))
 
 
 def _head(answers: Answers) -> list[Line]:
