@@ -582,3 +582,19 @@ def test_a_file_without_keys_is_refused_in_the_same_words(command: str, text: st
     said = " ".join(done.stderr.split())
     assert holds in said
     assert "but a scenario is a mapping with `workload`" in said
+
+
+def test_an_error_is_wrapped_on_a_terminal_and_one_line_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["simulate", str(EXAMPLE.with_name("agent_with_caches.yaml"))]
+    (line,) = in_this_process(arguments, 60).stderr.splitlines()
+    monkeypatch.setattr(io, "StringIO", type("Terminal", (io.StringIO,), {"isatty": lambda _: True}))
+    lines = in_this_process(arguments, 60).stderr.splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 60 + len(str(EXAMPLE.parent))  # a path stays whole
+    assert " ".join(" ".join(lines).split()) == line
+
+
+def test_no_command_is_described_by_more_than_a_line_of_the_help() -> None:
+    commands = penstock("--help", width=80).stdout.partition("Commands:\n")[2].splitlines()
+    assert len(commands) > 10
+    assert not [line for line in commands if line.endswith("...")]

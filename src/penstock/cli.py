@@ -35,6 +35,8 @@ COMMANDS = {
 }
 """Commands, in the order of the help, and the module that has each."""
 
+_NARROWEST = 20  # columns of an error; with COLUMNS=0 nothing could be read
+
 _UsageError: Any = (
     typer.BadParameter.__base__
 )  # typer does not export it, and has it from click or from within
@@ -71,7 +73,7 @@ def penstock(
 
 
 def main() -> None:
-    """Run the command line: bad input is one line on standard error and status 2."""
+    """Run the command line: bad input is one message on standard error and status 2."""
     if sys.stderr is None:  # closed; what is printed to None goes to standard output
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stdout is None:
@@ -123,7 +125,22 @@ def _drop_output() -> None:
 
 
 def _complain(message: str) -> None:
+    text = f"penstock: {' '.join(message.split())}"
     try:
-        print(f"penstock: {' '.join(message.split())}", file=sys.stderr, flush=True)
+        if sys.stderr.isatty():  # what is read by a program stays one line
+            text = _wrapped(text)
+        print(text, file=sys.stderr, flush=True)
     except OSError:  # no room there: the status alone says it, and Python need not try again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def _wrapped(text: str) -> str:
+    """Return an error in lines of the terminal's width, the words of which stay whole."""
+    import textwrap
+
+    from rich.console import Console
+
+    width = max(Console(stderr=True).width, _NARROWEST)
+    return textwrap.fill(
+        text, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
+    )

@@ -148,13 +148,21 @@ def test_a_resolution_of_nothing_is_refused_and_not_taken_for_the_default(
     assert "resolution" in err
 
 
-@pytest.mark.parametrize("command", ["region", "recommend", "simulate"])
-def test_commands_for_servers_say_which_one_is_for_networks(command: str, penstock: Callable[..., Said]) -> None:
+@pytest.mark.parametrize(
+    ("command", "instead"),
+    [
+        ("region", "`penstock max-rate {}` says what the network carries"),
+        ("recommend", "`penstock compare {}` with --routers, --policies or --orders puts side by side what "),
+        ("simulate", "`penstock check {} --all` simulates a run of the network, and shows its statistics"),
+    ],
+)
+def test_commands_for_servers_say_which_one_answers_for_networks(
+    command: str, instead: str, penstock: Callable[..., Said]
+) -> None:
     status, out, err = penstock(command, RYBKO_STOLYAR)
     assert (status, out) == (2, "")
-    assert err == (
-        f"penstock: {RYBKO_STOLYAR} describes a network, not a server; ask `penstock check {RYBKO_STOLYAR}`\n"
-    )
+    said = f"penstock: {RYBKO_STOLYAR} describes a network, and {command} is of one server; "
+    assert err.startswith(said + instead.format(RYBKO_STOLYAR))
 
 
 BAD = {

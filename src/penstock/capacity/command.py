@@ -8,13 +8,23 @@ from penstock.errors import InputError
 from penstock.show.commands import command
 from penstock.show.options import Form
 
+_RATE_OF_NETWORK = (
+    "region is of one server; `penstock max-rate {path}` says what the network carries"
+)
+_CHOICE_OF_NETWORK = (
+    "recommend is of one server; `penstock compare {path}` with --routers, --policies or --orders "
+    "puts side by side what a network may choose"
+)
+
 
 @command(form="figures report")
 def region(scenario: Path, *, policy: str | None = None, form: Form) -> None:
-    """Draw the token rates outside which no policy is stable, where the load lies, and what holds
-    the server back.
+    """Draw the token rates outside which no policy is stable.
+
+    Say where the load lies, and what holds the server back. Of one server; `max-rate` says what a
+    network carries.
     """
-    chosen, _ = chosen_scenario(scenario, form, {"policy": policy}, server_alone=True)
+    chosen, _ = chosen_scenario(scenario, form, {"policy": policy}, server_alone=_RATE_OF_NETWORK)
     from penstock.capacity.region import load_in_region
     from penstock.show.compiling import simulating
 
@@ -34,8 +44,10 @@ def max_rate(
     form: Form,
     **options: Any,
 ) -> None:
-    """Find the highest rate at which each policy is stable, beside the rate above which none is;
-    with targets also the highest at which they are known to be met.
+    """Find the highest rate at which each policy is stable.
+
+    Beside it stands the rate above which no policy is; with targets, also the highest at which they
+    are known to be met.
 
     Of a network: the highest load, in times all its arrival rates, under each policy, router and
     order between stages.
@@ -84,8 +96,10 @@ def max_rate(
 
 @command("recommend", form="strict")
 def recommend(scenario: Path, *, seed: int | None = None, form: Form, **options: Any) -> None:
-    """Say which token budget and max batch size to use, which policy unless the scenario names an
-    engine, why, and what that gains.
+    """Say which token budget, max batch size and policy to use.
+
+    Say why, and what that gains. An engine keeps its scheduler. Of one server; `compare` puts
+    routers, policies and orders of a network side by side.
 
     Parameters
     ----------
@@ -94,7 +108,7 @@ def recommend(scenario: Path, *, seed: int | None = None, form: Form, **options:
     """
     has_length = "requests" in options
     choices = {"seed": seed, **options}
-    chosen, options = chosen_scenario(scenario, form, choices, server_alone=True)
+    chosen, options = chosen_scenario(scenario, form, choices, server_alone=_CHOICE_OF_NETWORK)
     from penstock.capacity import recommend as study
     from penstock.checking.variants import values_of
     from penstock.show.compiling import simulating

@@ -93,7 +93,7 @@ def recommend(
     precision
         Of the highest stable rates: relative distance that may be left.
     alpha
-        Share of wrong verdicts that each test aims at.
+        Error rate of each test, which you choose.
     progress
         Called now and then with the share that is done.
 

@@ -27,7 +27,9 @@ def check(
     form: Form,
     **options: Any,
 ) -> None:
-    """Say whether a deployment is stable, what it can carry, and at what latency.
+    """Say whether a deployment is stable, and at what latency.
+
+    Besides it says what the deployment can carry.
 
     A scenario looks like this:
 
@@ -102,8 +104,9 @@ def compare(
     form: Form,
     **options: Any,
 ) -> None:
-    """Put policies side by side on the same requests; of a network routers, policies and orders,
-    with how sure each difference to the first one is.
+    """Put policies side by side on the same requests.
+
+    Of a network: routers, policies and orders. Each has how sure its difference to the first is.
 
     Parameters
     ----------
@@ -168,6 +171,12 @@ def _compare(
     form.show(result.page(chosen, what), document, is_no=is_no)
 
 
+_RUN_OF_NETWORK = (
+    "simulate is of one server; `penstock check {path} --all` simulates a run of the network, and "
+    "shows its statistics"
+)
+
+
 @command("simulate", only="requests", form="figures report")
 def simulate(
     scenario: Path,
@@ -179,13 +188,15 @@ def simulate(
 ) -> None:
     """Say what happened in one finite run, whatever the theory says.
 
+    Of one server; `check` shows a run of a network.
+
     Parameters
     ----------
     requests
         Arrivals to simulate.
     """
     choices = {"policy": policy, "seed": seed, **options}
-    chosen, _ = chosen_scenario(scenario, form, choices, server_alone=True)
+    chosen, _ = chosen_scenario(scenario, form, choices, server_alone=_RUN_OF_NETWORK)
     from penstock.checking.one_run import one_run
     from penstock.show.compiling import simulating
 

@@ -23,10 +23,13 @@ def chosen_scenario(
     choices: dict[str, Any],
     *,
     of_network: tuple[str, ...] = (),
-    server_alone: bool = False,
+    server_alone: str = "",
 ) -> "tuple[Scenario, dict[str, Any]]":
     """Read a scenario with choices over it (None: not made), and return besides what is left to
     ask; refuse what only the other kind of system has.
+
+    ``server_alone``: why a network is refused, and which command answers for one (``{path}``);
+    empty: it is not.
     """
     from penstock.document import read_document
     from penstock.scenario.scenario import build, describes_network
@@ -36,10 +39,12 @@ def chosen_scenario(
     options = {name: value for name, value in choices.items() if value is not None}
     document = read_document(path)
     is_network = describes_network(document)
+    if is_network and server_alone:
+        raise InputError(f"{path} describes a network, and {server_alone.format(path=path)}")
     if not server_alone:
         _refuse(path, options, is_network, (*_OF_NETWORK, *of_network))
     scenario = build(document, path.parent, path.name)
-    if not is_network or server_alone:  # then a network is refused
+    if not is_network:
         workload, server = scenario.workload, scenario.server
         if "policy" in options:
             server = server.with_policy(resolve(options.pop("policy"), folder=scenario.folder))

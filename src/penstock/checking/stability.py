@@ -200,9 +200,7 @@ class Stability(AsData):
     ] = ()
     alpha: Annotated[
         float | None,
-        Meaning(
-            "Of a server: share of wrong verdicts that the test aims at; checked by experiment."
-        ),
+        Meaning("Of a server: error rate that was chosen for the test; checked by experiment."),
     ] = None
 
     @property
@@ -261,8 +259,8 @@ class Stability(AsData):
                 "finer resolution"
             )
         return (
-            f"this is one of the wrong verdicts that the test has in a share alpha of cases "
-            f"({self.alpha:g} is aimed at), or a bug: try another seed"
+            "this is one of the wrong verdicts that the test may have (its error rate, alpha, is "
+            f"{self.alpha:g}), or a bug: try another seed"
         )
 
     @computed(key="drift")

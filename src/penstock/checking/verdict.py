@@ -39,8 +39,8 @@ def verdict(
         What arrives (its own seed is not used) and what serves, under any policy and any limits; or
         a network alone, under any policies, orders and routers.
     alpha
-        Of a server: share of wrong verdicts that the test aims at. Default: 0.01. It is meant where
-        the load is at least ``resolution`` away from the largest that is stable. No theorem holds
+        Of a server: error rate of the test, which you choose. Default: 0.01. It is meant where the
+        load is at least ``resolution`` away from the largest that is stable. No theorem holds
         it; ``docs/verdicts.md`` says how often the test was right.
     resolution
         Smallest distance from a critical load that must be told, as a share of it. Default: 0.01,
@@ -92,7 +92,7 @@ def verdict(
 def checked(is_network: bool, alpha: float | None, resolution: float | None) -> tuple[float, float]:
     """Return what the test of a server or a network goes by, or refuse it."""
     alpha = 0.01 if alpha is None else alpha
-    why = "it is the share of wrong verdicts aimed at"
+    why = "it is the error rate that you choose for the test"
     alpha = checks.number("alpha", alpha, 1e-9, 0.25, "", why)
     default, least = (RESOLUTION_OF_NETWORKS, 1e-3) if is_network else (0.01, 1e-4)
     resolution = default if resolution is None else resolution

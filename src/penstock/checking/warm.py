@@ -19,7 +19,9 @@ _H100 = {"model": "Llama-3.1-8B", "gpu": "h100-sxm"}
 
 @command()
 def warm(*, names: str | None = None, folder: Path | None = None, any_cpu: bool = False) -> None:
-    """Compile the simulator beforehand, for images and machines that are to answer at once.
+    """Compile the simulator beforehand.
+
+    For images and machines that are to answer at once.
 
     Parameters
     ----------

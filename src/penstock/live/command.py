@@ -59,8 +59,9 @@ def watch(
     once: bool = False,
     strict: bool = False,
 ) -> None:
-    """Watch engines that run: is the load carried, how much is left, until when, and with how many
-    replicas.
+    """Watch engines that run: is the load carried, until when.
+
+    Say how much is left, and how many replicas are needed.
 
     It reads their metrics and sends nothing.
 
@@ -99,7 +100,7 @@ def watch(
     target_load
         Load that the replicas needed are for.
     alpha
-        Share of wrong verdicts aimed at, over all looks.
+        Error rate of verdicts that you choose, over all looks.
     export : [ADDRESS:]PORT
         Be scraped by Prometheus; on loopback unless an address is given.
     record
@@ -253,7 +254,9 @@ def _settings(
 ) -> "Settings":
     from penstock.live.settings import Settings
 
-    checks.number("--alpha", alpha, 1e-6, 0.5, "", "it is the share of wrong verdicts aimed at")
+    checks.number(
+        "--alpha", alpha, 1e-6, 0.5, "", "it is the error rate that you choose for all looks"
+    )
     checks.number("--target-load", target_load, 0.01, 0.99, "", "at 1 queues grow without end")
     if queue_limit is not None:
         checks.number("--queue-limit", queue_limit, 1, 1e9, "requests", "it is a queue's length")

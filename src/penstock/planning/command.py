@@ -37,10 +37,10 @@ def plan(
     manifest: Path | None = None,
     **options: Any,
 ) -> None:
-    """Find the cheapest deployment that meets the targets, and say what binds it and what comes
-    next.
+    """Find the cheapest deployment that meets the targets.
 
-    With --model no file is needed: models on GPUs are put side by side.
+    Say what binds it and what comes next. With --model no file is needed: models on GPUs are
+    put side by side.
 
       penstock plan --model Llama-3.1-70B --gpus h100-sxm,h200-sxm --tp 2,4,8 --rate 60
         --prompt 1500 --output 300 --target 'ttft_p99<2s' --target 'tpot_p99<60ms'

@@ -30,7 +30,9 @@ def serve(
     targets: list[str] | None = None,
     **options: Any,
 ) -> None:
-    """Show a scenario in a browser, with sliders; and engines that run, with --watch.
+    """Show a scenario in a browser, with sliders.
+
+    With --watch, show engines that run beside it.
 
     With --model no file is needed: the page begins with what the options say. Each engine that is
     watched is what the scenario's server says. Nothing is sent anywhere.

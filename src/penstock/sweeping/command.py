@@ -22,8 +22,9 @@ def sweep(
     sort: str | None = None,
     **options: Any,
 ) -> None:
-    """Run a scenario with every combination of some of its fields, or a random sample, and tabulate
-    what happens.
+    """Run a scenario with fields varied, and tabulate what happens.
+
+    It runs every combination of values, or a random sample.
 
     Killed at any moment, the same call goes on where it stopped: finished points are kept beside
     the table.

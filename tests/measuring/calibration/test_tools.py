@@ -233,13 +233,20 @@ def test_loads_of_aiperf_that_are_not_understood_are_refused(
     [
         "Run Info,Run Info,Benchmark,Request Counts\nRun ID,Profile,Strategy,Successful\n,,,\na,{},poisson@1.00,24\n",
         "Type,Name,Successful Requests,Successful Requests per second mean\nbenchmark,constant@2.50,78,1.3\n",
-        [{"Name": "constant@2.50", "Successful Requests per second mean": 1.3}],
     ],
-    ids=["csv from 0.4 on", "csv to 0.3", "rows"],
+    ids=["csv from 0.4 on", "csv to 0.3"],
 )
 def test_tables_of_guidellm_are_refused_in_favour_of_its_json(header: Any, tmp_path: Path) -> None:
     assert refused(written(tmp_path / "a.csv", header)) == (
         "a.csv: is a table of GuideLLM, which is not read. Give the JSON that GuideLLM writes beside it."
+    )
+
+
+def test_rows_of_a_table_of_guidellm_as_json_are_refused_for_what_they_are(tmp_path: Path) -> None:
+    rows = [{"Name": "constant@2.50", "Successful Requests per second mean": 1.3}]
+    assert refused(written(tmp_path / "a.json", rows)) == (
+        'a.json: is JSON with the columns of GuideLLM\'s table, such as "Successful Requests per second mean", '
+        'not with its results, which stand under "benchmarks". Give the JSON that GuideLLM writes beside its table.'
     )
 
 

@@ -149,6 +149,12 @@ def _results_of(source: Source, format: str | None) -> tuple[Callable[[], Iterab
             "is not known. Give the results of a benchmark"
         )
         raise NoResult(str(source.fault(reason)))
+    if b'"Successful Requests per second mean"' in head and head[:1] in (b"{", b"["):
+        raise source.fault(
+            "is JSON with the columns of GuideLLM's table, such as \"Successful Requests per "
+            'second mean", not with its results, which stand under "benchmarks". Give the JSON '
+            "that GuideLLM writes beside its table"
+        )
     if head.startswith(b"Run Info,Run Info") or b"Successful Requests per second mean" in head:
         raise source.fault(
             "is a table of GuideLLM, which is not read. Give the JSON that GuideLLM writes beside "

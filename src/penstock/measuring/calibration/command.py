@@ -30,8 +30,9 @@ def calibrate(
     max_gib: float | None = None,
     **options: Any,
 ) -> None:
-    """Calibrate a server on a few rows of its benchmarks, predict all of them, and say how far off
-    that is.
+    """Calibrate a server on a few rows of its benchmarks.
+
+    Predict all of them, and say how far off that is.
 
     Parameters
     ----------

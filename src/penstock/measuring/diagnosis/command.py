@@ -10,8 +10,10 @@ from penstock.show.options import Form
 
 @command("read_benchmarks", form="report strict")
 def diagnose(results: list[Path], *, form: Form, **options: Any) -> None:
-    """Say what benchmark results are worth: steady or filling, held back by the client, too short;
-    what each load shows, and what it does not.
+    """Say what benchmark results are worth.
+
+    Each load is steady or filling, held back by the client, or too short: what it shows, and what
+    it does not.
 
     Parameters
     ----------

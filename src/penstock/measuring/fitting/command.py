@@ -21,8 +21,9 @@ def fit(
     max_gib: float | None = None,
     **options: Any,
 ) -> None:
-    """Fit a batch-time model to measured batches: parameters with intervals, errors, which model
-    predicts best.
+    """Fit a batch-time model to measured batches.
+
+    Say its parameters with intervals, its errors, and which model predicts best.
 
     Parameters
     ----------

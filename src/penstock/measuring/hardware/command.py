@@ -16,8 +16,10 @@ def hardware(
     engine: str = "vllm",
     as_json: bool = False,
 ) -> None:
-    """List the hardware whose batch times are known, or show one: its model, its source, how well
-    it fits. With --gpu, work out those of any model from its shape.
+    """List the hardware whose batch times are known, or show one.
+
+    Of one: its model, its source, how well it fits. With --gpu, work out those of any model from
+    its shape.
 
     Parameters
     ----------
