@@ -36,9 +36,8 @@ def answers_page(answers: Answers) -> Page:
     plan, job = answers.plan, answers.job
     head = _head(answers)
     sections = [Section(line.label, [line.text], why=True) for line in head[MOST_LINES:]]
-    if plan is not None:
-        sections += _ranking(plan, answers.prices)
-    sections += map(_start, answers.launches)
+    ranking = [] if plan is None else _ranking(plan, answers.prices)
+    sections += [*ranking[:1], *map(_start, answers.launches), *ranking[1:]]
     if plan is not None:
         sections += [_answer(plan), *_frontier(plan)]
     if answers.day is not None:
