@@ -20,7 +20,7 @@ from penstock.words import counted, duration, sentence
 from penstock.workload.workload import ClosedLoop
 
 _COSTS = 0.01  # share of tokens done again by preemptions that is worth a word
-_AT_LEAST = "at least "  # where a run has no upper end
+_OPEN = " to ?)"  # where a run has no upper end
 BEHIND_WHY = "hypotheses and limits"
 BEHIND_ALL = "every statistic with its interval"
 
@@ -132,7 +132,7 @@ def _fitted(
         first, *others = together
         parts = [texts[first], *(f"{label.lower()} {texts[label]}" for label in others)]
         latencies = [Line(first, "; ".join(parts)), *latencies[len(together) :]]
-    open_ended = [at for at, line in enumerate(latencies) if _AT_LEAST in line.text]
+    open_ended = [at for at, line in enumerate(latencies) if _OPEN in line.text]
     if longer and open_ended:
         last_one = latencies[open_ended[-1]]
         text = f"{last_one.text}; for an upper end: {longer}"
@@ -237,7 +237,16 @@ def _rests_on(answer: Answer, scenario: Scenario | None) -> list[Line]:
         said.append(_estimated(doubt.calibrated, doubt.latency))
     else:
         said += _measured(scenario)
+    if said and not _has_memory(answer.system):
+        said.append("no KV memory is counted")
     return [Line("Rests on", f"{'; '.join(said)}.")] if said else []
+
+
+def _has_memory(system: System) -> bool:
+    """Return whether KV memory may hold requests back anywhere."""
+    if isinstance(system, tuple):
+        return system[1].memory is not None
+    return any(one.memory for pool in system.pools.values() for one, _ in pool.servers)
 
 
 def _estimated(calibrated: bool, factors: Mapping[str, Interval]) -> str:
@@ -267,7 +276,7 @@ def _latency(of: Statistics) -> str:
     known = f"mean {duration(mean.value)}, p99 {duration(p99.value)}"
     if p99.low is None or p99.high is not None:
         return known
-    return f"{known} ({_AT_LEAST}{duration(p99.low)})"
+    return f"{known} ({duration(p99.low)}{_OPEN}"
 
 
 def _worst(of: Mapping[str, Statistics]) -> str:

@@ -21,7 +21,7 @@ def head_of_policies(
     system = next(iter(answers.values())).system
     asked, *mind = asked_of(scenario.name, system, scenario.hardware, len(answers))
     doubts = [line.text for line in mind]
-    text = " ".join([f"{asked.text}.", *doubts, "Mean latencies of the same requests:"])
+    text = " ".join([f"{asked.text}.", *doubts, "Means (p99) of the same requests:"])
     fastest = _fastest(answers)
     lines = {name: _policy(answer, name == fastest) for name, answer in answers.items()}
     speed = {name: _whole_call(answer)[1] for name, answer in answers.items()}
@@ -36,11 +36,12 @@ def _policy(answer: Answer, fastest: bool) -> str:
         does = 1 - answer.tested.drift
         grows = f": it does {does:.3g} times the work that arrives" if does < 1 else ""
         return f"{answer.verdict}{grows}"
-    means = [
-        f"{words.lower()} {duration(answer.latency.estimates[metric]['mean'].value)}"
+    latencies = [
+        f"{words.lower()} {duration(of['mean'].value)} ({duration(of['p99'].value)})"
         for metric, words in LATENCIES.items()
+        for of in (answer.latency.estimates[metric],)
     ]
-    return f"{answer.verdict}; {', '.join(means)}{', the fastest' if fastest else ''}"
+    return f"{answer.verdict}; {', '.join(latencies)}{', the fastest' if fastest else ''}"
 
 
 def _whole_call(answer: Answer) -> tuple[float, float, float]:
@@ -103,7 +104,17 @@ def _head(
         f"{name}: {answer.disagreement}" for name, answer in answers.items() if answer.disagreement
     ]
     doubts = [Line("contradiction", f"{text}.", judges=True) for text in said[:1]]
-    room = MOST_LINES - 1 - len(doubts)
+    short = {
+        name: answer.latency.notices[-1]
+        for name, answer in answers.items()
+        if answer.latency and answer.latency.too_short and answer.latency.notices
+    }
+    mind = [
+        Line("Mind", f"{', '.join(short)}: {why}.")
+        for why in (max(short.values(), key=len, default=""),)
+        if why
+    ]
+    room = MOST_LINES - 1 - len(doubts) - len(mind)
     first, *others = lines
     left_out: list[str] = []
     if len(lines) > room:
@@ -112,4 +123,4 @@ def _head(
     rows = [Line(name, f"{lines[name]}.") for name in (first, *others) if name not in left_out]
     if left_out:
         rows.append(Line("Others", f"slower or not stable: {', '.join(left_out)}."))
-    return [asked, *doubts, *rows]
+    return [asked, *doubts, *rows, *mind]

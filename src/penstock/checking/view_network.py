@@ -9,7 +9,14 @@ from penstock.checking.batch_means import Statistics
 from penstock.checking.outages import outages_section
 from penstock.checking.pools import PoolAnswer
 from penstock.checking.stages import StageAnswer, WorkflowAnswer
-from penstock.checking.view_parts import NO_LATENCY, Parts, limits_table, margin_fact, with_interval
+from penstock.checking.view_parts import (
+    ALL_CACHED,
+    NO_LATENCY,
+    Parts,
+    limits_table,
+    margin_fact,
+    with_interval,
+)
 from penstock.show.answers import table
 from penstock.show.page import Fact, Figure, Section, Table
 from penstock.theory.certificate import Certificate
@@ -61,8 +68,9 @@ def _load_facts(answer: Answer) -> list[Fact]:
     certificate, tightest = answer.certificate, answer.bottleneck
     limiting = tightest if tightest.found_share is None else certificate.bottleneck
     held = f", held by the {' and '.join(limiting.binding)}" if limiting.binding else ""
+    cached = "" if tightest.found_share is None else ALL_CACHED
     limit = (
-        f"no policy is stable above {certificate.max_load:,.4g} times this load, at pool "
+        f"{cached}no policy is stable above {certificate.max_load:,.4g} times this load, at pool "
         f"{limiting.name}{held}"
     )
     load = f"load {near_one(tightest.rho)}, the least margin of all{_cached(tightest)}"

@@ -194,6 +194,10 @@ def run_in_words(run: Run) -> str:
     )
 
 
+ALL_CACHED = "with what this run found; even if prefix caches keep everything, "
+"""Before a limit beside the margin of a run, which finds less."""
+
+
 def load_section(certificate: Certificate, server: Server, verdict: str = "") -> Section:
     """Lay out what arrives at a server, and what can be carried."""
     load = certificate.load
@@ -207,7 +211,10 @@ def load_section(certificate: Certificate, server: Server, verdict: str = "") ->
     )
     offered += _cached(certificate)
     headroom = max_rate / load.arrival_rate - 1
-    limit = f"no policy is stable above {max_rate:,.4g} requests/s ({headroom:+.1%} from here)"
+    cached = "" if certificate.measured is None else ALL_CACHED
+    limit = (
+        f"{cached}no policy is stable above {max_rate:,.4g} requests/s ({headroom:+.1%} from here)"
+    )
     facts = [
         Fact("Load rho", near_one(certificate.rho), offered),
         Fact("Capacity", f"{load.capacity_tokens_per_s:,.0f}", capacity),
