@@ -8,8 +8,10 @@ import pytest
 
 import penstock as ps
 from penstock.capacity.heads import head_of_rates, head_of_recommendation, head_of_region
+from penstock.capacity.held_by import held_by, point_with_memory
 from penstock.capacity.max_rate import Trial
-from penstock.capacity.side_by_side import MaxRates
+from penstock.capacity.region import load_in_region
+from penstock.capacity.side_by_side import MaxRates, max_rates
 from penstock.scenario.scenario import Scenario, read_scenario
 from penstock.show.page import MOST_LINES, Line
 from penstock.theory.operating_point import operating_point
@@ -25,7 +27,7 @@ def scenario(server: ps.Server = SERVER, workload: ps.Workload = WORKLOAD) -> Sc
 
 
 def of_server(**rates: ps.MaxRate) -> MaxRates:
-    return MaxRates(rates, dict.fromkeys(rates, (WORKLOAD, SERVER)))
+    return MaxRates(rates, dict.fromkeys(rates, (WORKLOAD, SERVER)), operating_point(WORKLOAD, SERVER))
 
 
 def texts(lines: list[Line]) -> dict[str, str]:
@@ -67,7 +69,7 @@ def test_of_many_policies_the_highest_rates_stand_in_one_line_and_a_contradictio
 
 def test_a_network_that_carries_less_than_its_load_says_so(example: Scenario) -> None:
     found = ps.max_rate(example.network, precision=0.3)
-    said = texts(head_of_rates(MaxRates({"as it is": found}, {"as it is": example.system}), example))
+    said = texts(head_of_rates(MaxRates({"as it is": found}, {"as it is": example.system}, None), example))
     assert said["Max load"].startswith(f"{found.rate:,.4g} times this load, so this load is not known to be carried;")
     assert said["Held by"].startswith("pool ")
 
@@ -122,3 +124,44 @@ def test_what_is_doubted_of_a_recording_stands_behind_what_was_asked() -> None:
     _, mind, *_ = head_of_region(point, scenario(workload=stamped))
     assert mind.label == "Mind"
     assert mind.text.startswith("Arrival times are stamped every 10 s")
+
+
+@pytest.fixture(scope="module")
+def short_of_memory() -> tuple[ps.Workload, ps.Server]:
+    return ps.Workload.poisson(2.0, 129, 112), ps.Server(TP1, 512, 512, memory=ps.Memory(451, admission="completion"))
+
+
+def test_region_rates_and_recommendation_say_alike_what_holds_a_server_back(
+    short_of_memory: tuple[ps.Workload, ps.Server],
+) -> None:
+    workload, server = short_of_memory
+    given = scenario(server, workload)
+    held = held_by(point_with_memory(workload, server))
+    assert held.startswith("the KV memory: the server carries about ")
+    region = load_in_region(workload, server).page(given).head
+    rates = max_rates({server.policy.name: given.system}, precision=0.05).page(given).head
+    asked = {"policies": (), "objective": "stable-rate"}
+    found = ps.recommend(workload, server, **asked, **ROUGH)  # type: ignore[arg-type]
+    assert texts(region)["Held by"] == f"{held}."
+    assert texts(rates)["Held by"].startswith(f"{held}; no scheduler carries more than ")
+    if not found.change:
+        assert found.held_by == f"held by {held}"
+    assert found.binding == ("KV memory",)
+
+
+def test_what_a_search_for_targets_leaves_open_is_said_with_what_narrows_it() -> None:
+    found = ps.max_rate(WORKLOAD, SERVER, targets=["ttft_p99<5s"], requests=500, precision=0.01)
+    assert found.targets is not None
+    wide = dataclasses.replace(found.targets, missed=2 * found.targets.rate)
+    undecided = next(iter(found.targets.trials[-1].answers.items()))
+    name, judged = undecided
+    between = dataclasses.replace(
+        found.targets.trials[-1],
+        rate=1.5 * found.targets.rate,
+        answers={name: dataclasses.replace(judged, judgement="undecided")},
+    )
+    wide = dataclasses.replace(wide, trials=(*wide.trials, between))
+    said = texts(head_of_rates(of_server(sarathi=dataclasses.replace(found, targets=wide)), scenario()))
+    assert said["Meets"].endswith(
+        " Between the two runs are too short to tell: 100% apart, where 1% was asked; more --requests narrow it."
+    )

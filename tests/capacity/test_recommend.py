@@ -286,7 +286,7 @@ def test_what_nothing_betters_is_kept() -> None:
     """One token at a time in batches of one: no budget and no policy can do anything else."""
     found = ps.recommend(ps.Workload.poisson(1.0, 1, 3), ps.Server(ps.Affine(0.0, 0.1), 1, 1), **ROUGH)  # type: ignore[arg-type]
     assert not found.change
-    assert "nothing that was tried" in found.reason
+    assert found.reason.startswith("no setting tried shortens the mean whole call by over 2% or carries over 5% more ")
     assert found.gains["stable_rate"] == 0.0
 
 

@@ -54,3 +54,16 @@ def test_where_points_are_many_or_repeated_the_page_has_every_point_and_a_termin
     assert "The best 20 of 24 by e2e_p50_s" in best.caption
     assert "seed" in best.columns
     assert "seed" not in every.columns
+
+
+def test_points_are_ranked_within_each_rate_and_the_few_unstable_ones_are_named() -> None:
+    vary = {RATE: [1, 2, 9], BUDGET: [128, 1024]}
+    page = sweep_page(sweep(DOCUMENT, vary, jobs=1, seed=0), list(vary), "cluster", "e2e_p50_s")
+    said = {line.label: line.text for line in page.head}
+    assert said["swept"].endswith("The best by whole call p50 at each rate:")
+    assert [label for label in said if label.startswith("At ")] == ["At 1", "At 2", "At 9"]
+    assert said["At 2"].startswith("token budget ")
+    assert said["Unstable"].count("rate (req/s) 9, token budget ") == 2
+    (points,) = page.sections[1].tables
+    rates = [row[list(points.columns).index("rate (req/s)")] for row in points.rows]
+    assert rates == ["1", "2", "9"] * 2, "the best at each rate, then the second"

@@ -1,7 +1,8 @@
 """The heads of ``max-rate``, ``recommend`` and ``region``: the answer, its source, its price."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from penstock.capacity.held_by import held_by
 from penstock.capacity.max_rate import SIMULATION, MaxRate
 from penstock.capacity.recommendation import Recommendation
 from penstock.capacity.side_by_side import MaxRates
@@ -11,6 +12,7 @@ from penstock.checking.head_of_answer import said_of_targets
 from penstock.checking.view_parts import contradictions
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import MOST_LINES, Line
+from penstock.system.server import Server
 from penstock.theory.operating_point import OperatingPoint
 from penstock.words import sentence
 
@@ -22,14 +24,13 @@ def head_of_rates(answer: MaxRates, scenario: Scenario) -> list[Line]:
     """Say what a server or a network carries as it is, or in each of several variants."""
     rates = answer.rates
     name, first = next(iter(rates.items()))
-    system, label, limit = scenario.system, "Max load", f"pool {first.certificate.bottleneck.name}"
+    system, label = scenario.system, "Max load"
+    limit = f"pool {first.certificate.bottleneck.name}"
     besides = ", so this load is not known to be carried" if first.rate < 1 else ""
-    if not scenario.is_network:
+    if answer.point is not None:
         system, rate = answer.systems[name], scenario.workload.rate
-        label, limit = "Max rate", f"the {first.certificate.binding.name}"
+        label, limit = "Max rate", held_by(answer.point)
         besides = f" ({rate:,.4g} arrive, {share_of(rate / first.rate)} of that)"
-    memories = [one[1].memory for one in answer.systems.values() if isinstance(one, tuple)]
-    mind = [Line("Mind", "the KV memory is an estimate: give kv_tokens, which the engine logs.")]
     return [
         *asked_of(scenario.name, system, scenario.hardware, len(rates)),
         *(
@@ -38,9 +39,9 @@ def head_of_rates(answer: MaxRates, scenario: Scenario) -> list[Line]:
         ),
         *_met(rates),
         _carried(label, rates, besides),
-        _held_by_limit(rates, limit),
+        _held_by_limit(rates, limit, answer.point),
         *_within(rates),
-        *(mind if any(memory and memory.estimated for memory in memories) else []),
+        *_mind_memory(one[1] for one in answer.systems.values() if isinstance(one, tuple)),
     ][:MOST_LINES]
 
 
@@ -58,11 +59,19 @@ def _met(rates: Mapping[str, MaxRate]) -> list[Line]:
     if best.binding == "stability":
         end = "it is not known to be stable"
     middle = ", with the middle batch times" if rate.ends else ""
+    if rate.ends and best.rate > rate.ends.slow.rate:
+        middle += f" (with the slow ones no more than {rate.ends.slow.rate:,.4g} is stable)"
+    unit = "--jobs" if rate.is_network else "--requests"
     text = (
         f"{best.limits} up to {best.rate:,.4g} {rate.unit} ({share_of(best.rate / rate.rate)} of "
         f"what is stable); at {best.missed:,.4g} {end}{middle}. Goodput there: "
         f"{best.goodput_rate:,.4g} a second, {best.goodput.value or 0.0:.2%} of all"
     )
+    if best.gap is not None:
+        text += (
+            f". Between the two runs are too short to tell: {best.gap:.0%} apart, where "
+            f"{100 * best.precision:.3g}% was asked; more {unit} narrow it"
+        )
     return [Line("Meets", f"{text}.")]
 
 
@@ -90,7 +99,7 @@ def _carried(label: str, rates: Mapping[str, MaxRate], besides: str) -> Line:
     return Line(label, f"in {one.unit}{same}: {'; '.join(said[:_MOST_NAMED])}{several}.")
 
 
-def _held_by_limit(rates: Mapping[str, MaxRate], limit: str) -> Line:
+def _held_by_limit(rates: Mapping[str, MaxRate], limit: str, point: OperatingPoint | None) -> Line:
     """Say what no scheduler exceeds, and how much of it is carried where one thing is asked."""
     first = next(iter(rates.values()))
     bound, own = f" than {first.bound:,.4g} {first.unit}", ""
@@ -98,6 +107,8 @@ def _held_by_limit(rates: Mapping[str, MaxRate], limit: str) -> Line:
         bound = ""
     elif len(rates) == 1:
         own = f", this one {share_of(first.share)} of that"
+        if point is not None and point.kv_memory_rate is not None:  # another limit says that
+            bound += f" within the {' and the '.join(point.without_estimate)}"
     return Line("Held by", f"{limit}; no scheduler carries more{bound}{own}.")
 
 
@@ -113,6 +124,13 @@ def _within(rates: Mapping[str, MaxRate]) -> list[Line]:
     unit = next(iter(rates.values())).unit
     ends = "; ".join(text.lstrip() for text in said[:_MOST_NAMED])
     return [Line("Batch times", f"not exact: as far as they are known it is {ends} {unit}.")]
+
+
+def _mind_memory(servers: Iterable[Server]) -> list[Line]:
+    """Say that KV memory is estimated, where it is."""
+    if not any(server.memory and server.memory.estimated for server in servers):
+        return []
+    return [Line("Mind", "the KV memory is an estimate: give kv_tokens, which the engine logs.")]
 
 
 def head_of_recommendation(found: Recommendation, scenario: Scenario) -> list[Line]:
@@ -134,14 +152,23 @@ def head_of_recommendation(found: Recommendation, scenario: Scenario) -> list[Li
         word, to = ("change", "to ") if found.change else ("keep", "")
         lines.append(Line(word, f"{to}policy {new.what}: {found.why}.", judges=True))
         lines += [Line(judged, f"{'; '.join(texts)}.", judges=True)] if texts else []
-    optional = {
+    doubt = ""
+    if found.calibration is not None:
+        low, high = found.calibration.max_rate
+        doubt = (
+            "not exact: as far as they are known no scheduler carries more than "
+            f"{low:,.4g} to {high:,.4g} requests/s"
+        )
+    first = {
         "Price": found.price,
         "Carries": "" if found.overload else f"{found.carries}; {found.held_by}",
         "Next": found.next_step(scenario.file),
-        "Trade": found.trade,
-        "With plugin": found.with_plugin,
+        "Batch times": doubt,
     }
-    return lines + [Line(label, f"{text}.") for label, text in optional.items() if text]
+    last = {"Trade": found.trade, "With plugin": found.with_plugin}
+    lines += [Line(label, f"{text}.") for label, text in first.items() if text]
+    lines += _mind_memory([new.server])
+    return lines + [Line(label, f"{text}.") for label, text in last.items() if text]
 
 
 def head_of_region(point: OperatingPoint, scenario: Scenario) -> list[Line]:
@@ -165,30 +192,7 @@ def head_of_region(point: OperatingPoint, scenario: Scenario) -> list[Line]:
     if point.own_max_rate is not None:
         own = f"{policy} carries {point.own_max_rate:,.4g} requests/s at this budget"
         lines.append(Line("Its own", f"{own}, by a fluid argument."))
-    held = f"the {' and the '.join(point.binding)}"
-    if why := _held_by(point):
-        held += f": {why}"
-    lines.append(Line("Held by", f"{held}."))
+    lines.append(Line("Held by", f"{held_by(point)}."))
     if point.inside:
         lines.append(Line("Next", f"`penstock check` says whether {policy} is stable here."))
     return lines
-
-
-def _held_by(point: OperatingPoint) -> str:
-    """Say what more of the binding limit would bring."""
-    if point.kv_memory_rate is not None:
-        return (
-            f"the server carries about {point.kv_memory_rate:,.4g} requests/s once it is full (an "
-            "estimate)"
-        )
-    if point.bound.name == "KV memory":
-        return point.bound.why
-    if point.binding == ("batch time",):
-        return "the speed of its batches: no limit that you set, only faster hardware helps"
-    price = point.optimum.slot_price
-    if price:
-        return (
-            f"one more slot lets the best policy carry {price:,.1f} tokens/s more; others may "
-            "carry less"
-        )
-    return ""

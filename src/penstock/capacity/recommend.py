@@ -8,6 +8,7 @@ from typing import NamedTuple, get_args
 from penstock import checks
 from penstock.capacity.candidates import FROM_SIMPLE_TO_SUBTLE, SAFE, Pruned, candidates
 from penstock.capacity.choosing import choose, slower
+from penstock.capacity.held_by import AMPLE, point_with_memory
 from penstock.capacity.max_rate import max_rate
 from penstock.capacity.recommendation import (
     CLEARLY,
@@ -34,7 +35,7 @@ from penstock.system.scheduler import Scheduler
 from penstock.system.server import Server
 from penstock.theory.ends import taken_as_exact
 from penstock.theory.kv_blocks import served
-from penstock.theory.operating_point import operating_point
+from penstock.theory.operating_point import OperatingPoint
 from penstock.words import counted
 from penstock.workload.workload import Workload
 
@@ -42,7 +43,6 @@ REQUESTS = 20_000
 """Arrivals simulated for latency, unless told otherwise."""
 
 _SAME_SHARE = 0.001  # of the requests that are served
-_AMPLE = 16  # times the memory
 _FEWER, _MORE = (2, 4, 8), (2, 4)  # times as many at once as now
 
 
@@ -131,7 +131,7 @@ def recommend(
         return [c for c in measured if by_phase or not c.server.policy.by_phase]
 
     _, chosen = choose(usable(), workload.rate, objective)
-    sizes = _sizes(chosen.server, study.binding(chosen), gaps)
+    sizes = _sizes(chosen.server, study.point(chosen).binding, gaps)
     more, unfit = study.measure_all(sizes, server, part_of(progress, 0.7, 1.0), measured)
     measured += more
     decided, chosen = choose(usable(), workload.rate, objective)
@@ -147,7 +147,7 @@ def recommend(
         recommended=chosen,
         pruned=(*tried.pruned, *pruned, *unfit),
         bound=max(tried.bound, *(candidate.found.bound for candidate in measured)),
-        binding=study.binding(chosen),
+        point=study.point(chosen),
         warnings=_warnings(workload, measured, chosen),
         with_plugin=_with_plugin(measured, chosen, decided, workload.rate),
         overload=_overload(chosen, measured[0], workload.rate),
@@ -160,7 +160,7 @@ def _sizes(server: Server, binding: Sequence[str], gaps: bool) -> list[Server]:
     """Return a server with other max batch sizes that may carry more, or have shorter gaps."""
     program = server.policy.program
     slots = server.max_batch_size or server.token_budget
-    most = server.token_budget if program and program.capped else _AMPLE * slots
+    most = server.token_budget if program and program.capped else AMPLE * slots
     sizes = [slots // n for n in _FEWER] if gaps or "KV memory" in binding else []
     sizes += [min(slots * n, most) for n in _MORE] if "max batch size" in binding else []
     return [
@@ -327,15 +327,9 @@ class _Study(NamedTuple):
         workload = self.workload.with_rate(rate)
         return verdict(workload, server, self.alpha, self.precision / 2, self.workload.seed).verdict
 
-    def binding(self, chosen: Candidate) -> tuple[str, ...]:
-        """Return the limits that hold a server back: KV memory if without it it carries more."""
-        server = chosen.server
-        if server.memory is not None:
-            more = dataclasses.replace(server.memory, blocks=_AMPLE * server.memory.blocks)
-            ample = dataclasses.replace(server, memory=more, gpu=None)
-            if self._verdict(chosen.above * (1 + WORTH), ample) == "stable":
-                return ("KV memory",)
-        return operating_point(self.workload, server).without_estimate
+    def point(self, chosen: Candidate) -> OperatingPoint:
+        """Return where the load lies in the region of a server, and what holds that back."""
+        return point_with_memory(self.workload, chosen.server, chosen.above)
 
 
 def _warnings(workload: Workload, found: Sequence[Candidate], chosen: Candidate) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from penstock.capacity.candidates import SAFE, Pruned
+from penstock.capacity.held_by import held_by
 from penstock.capacity.max_rate import MaxRate
 from penstock.checking.answer import Answer
 from penstock.checking.batch_means import OfLatency
@@ -14,6 +15,7 @@ from penstock.checking.latency import SteadyState
 from penstock.checking.targets import TargetAnswer
 from penstock.show.answers import Meaning, Shown, computed
 from penstock.system.server import Server
+from penstock.theory.operating_point import OperatingPoint
 from penstock.words import METRICS, NOUNS, duration
 
 Objective = Literal["stable-rate", "ttft", "tbt", "e2e"]
@@ -155,12 +157,9 @@ class Recommendation(Shown):
         float,
         Meaning("Requests/s that no policy exceeds at any of the token budgets looked at."),
     ]
-    binding: Annotated[
-        tuple[str, ...],
-        Meaning(
-            "The limits that hold the recommended server back: ``token budget``, ``max batch "
-            "size``, ``batch time`` (only faster batches help), ``KV memory``."
-        ),
+    point: Annotated[
+        OperatingPoint,
+        Meaning("Where the load lies in the region of the recommended server.", key=None),
     ]
     warnings: Annotated[tuple[str, ...], Meaning("What the user should know besides.", key=None)]
     with_plugin: Annotated[
@@ -257,14 +256,13 @@ class Recommendation(Shown):
         if targets and self.change and not old.hopeful:
             return f"{new.name} meets {targets}"
         if not self.change:
-            done = "carries more beyond the noise"
-            if self.objective != "stable-rate":
-                noun = NOUNS[f"{self.objective}_s"]
-                done = (
-                    f"has a mean {noun} over {WORTH:.0%} shorter, or carries over {CLEARLY:.0%} "
-                    f"more, and makes nothing else over {CLEARLY:.0%} worse"
-                )
-            return f"nothing that was tried {done}"
+            if self.objective == "stable-rate":
+                return "no setting tried carries more beyond the noise"
+            return (
+                f"no setting tried shortens the mean {NOUNS[f'{self.objective}_s']} by over "
+                f"{WORTH:.0%} or carries over {CLEARLY:.0%} more without making something else "
+                f"over {CLEARLY:.0%} worse"
+            )
         if old.answer.verdict != "stable" or self.rate > SAFE * old.stable_rate:
             share = self.rate / old.stable_rate
             return f"{self.rate:,.4g} requests/s arrive, {share:.0%} of what {old.name} carries"
@@ -286,12 +284,17 @@ class Recommendation(Shown):
         """What gets worse with the recommended server."""
         return " and ".join(prices(self.current, self.recommended))
 
+    @computed()
+    def binding(self) -> tuple[str, ...]:
+        """The limits that hold the recommended server back: ``token budget``, ``max batch size``,
+        ``batch time`` (only faster batches help), ``KV memory``.
+        """
+        return self.point.binding
+
     @property
     def held_by(self) -> str:
         """What holds the recommended server back."""
-        if self.binding == ("batch time",):
-            return "held by the speed of its batches: no limit that you set, only faster hardware"
-        return f"held by the {' and the '.join(self.binding)}"
+        return f"held by {held_by(self.point)}"
 
     def next_step(self, file: str) -> str | None:
         """Return what to do about targets that are not met, for a scenario file, or None."""

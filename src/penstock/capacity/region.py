@@ -3,13 +3,13 @@
 import dataclasses
 from typing import Annotated
 
+from penstock.capacity.held_by import point_with_memory
 from penstock.checking.doubt import known_within, reach_of
 from penstock.show.answers import Meaning, Shown, computed
-from penstock.simulation.quick import memory_is_full
 from penstock.system.kinds import OfSystem
 from penstock.system.prefix_cache import front_notes
 from penstock.system.server import Server
-from penstock.theory.operating_point import OperatingPoint, operating_point
+from penstock.theory.operating_point import OperatingPoint
 from penstock.workload.workload import Workload
 
 
@@ -42,7 +42,4 @@ class LoadInRegion(OfSystem, Shown):
 
 def load_in_region(workload: Workload, server: Server) -> LoadInRegion:
     """Say where a workload lies in the region of a server, and what holds it back."""
-    full = memory_is_full(workload, server)
-    rate = None if full is None else full.rate
-    point = operating_point(workload, server, memory_rate=rate)
-    return LoadInRegion((workload, server), point)
+    return LoadInRegion((workload, server), point_with_memory(workload, server))

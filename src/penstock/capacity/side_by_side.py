@@ -4,12 +4,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
+from penstock.capacity.held_by import point_with_memory
 from penstock.capacity.max_rate import MaxRate, max_rate
 from penstock.checking.doubt import beyond_rows
 from penstock.checking.variants import ask
 from penstock.show.answers import Meaning, Shown, computed
 from penstock.simulation.progress import Progress
 from penstock.system.prefix_cache import front_notes, network_notes, unsaid
+from penstock.theory.operating_point import OperatingPoint, operating_point
 from penstock.words import gathered
 
 if TYPE_CHECKING:
@@ -25,6 +27,14 @@ class MaxRates(Shown):
         Meaning("By policy, or what varies.", key="policies", of_network="networks"),
     ]
     systems: Annotated["Mapping[str, System]", Meaning("What was asked about.", key=None)]
+    point: Annotated[
+        OperatingPoint | None,
+        Meaning(
+            "Where the load lies in the region of the first server, and what holds that back; None "
+            "of networks.",
+            key=None,
+        ),
+    ]
     notes: Annotated[Sequence[str], Meaning("What to know before rates are read.", key=None)] = ()
     notices: Annotated[Sequence[str], Meaning("What to know besides.", key=None)] = ()
 
@@ -53,7 +63,13 @@ def max_rates(
             for name, system in systems.items()
         }
     )
-    return MaxRates(rates, systems, notes, unsaid(notices, notes))
+    name, first = next(iter(systems.items()))
+    point = None
+    if isinstance(first, tuple):
+        point = operating_point(*first)  # of several: what limits any scheduler
+        if len(systems) == 1:
+            point = point_with_memory(*first, rates[name].above)
+    return MaxRates(rates, systems, point, notes, unsaid(notices, notes))
 
 
 def _within(rate: MaxRate) -> list[str]:

@@ -88,6 +88,17 @@ class TargetRate(Shown):
     trials: Annotated[tuple[TargetTrial, ...], Meaning("The rates tried, in order.")] = (
         dataclasses.field(repr=False)
     )
+    precision: Annotated[float, Meaning("Relative distance that was asked for.", key=None)] = 0.0
+
+    @property
+    def gap(self) -> float | None:
+        """Relative distance that runs too short to judge leave; None: what was asked is reached."""
+        wide = self.rate > 0 and self.missed > self.rate * (1 + self.precision) ** 2
+        unsure = any(
+            one.judgement == "undecided" and self.rate < one.rate <= self.missed
+            for one in self.trials
+        )
+        return self.missed / self.rate - 1 if wide and unsure else None
 
     @property
     def limits(self) -> str:
@@ -129,7 +140,7 @@ def target_rate(
     if there.judgement != "met":
         return TargetRate(0.0, met, there.worst, Estimate(None), 0.0, tuple(trials))
     good = met * per_s * (there.goodput.value or 0.0)
-    return TargetRate(met, missed, binding, there.goodput, good, tuple(trials))
+    return TargetRate(met, missed, binding, there.goodput, good, tuple(trials), precision)
 
 
 def refuse_if_never(found: TargetRate, unit: str) -> None:

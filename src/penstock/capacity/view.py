@@ -58,7 +58,15 @@ def region_page(answer: LoadInRegion, scenario: Scenario) -> Page:
             Section("Batches that carry the most along the load's ray", tables=[mix]),
             Section(
                 "Stability region",
-                figures=lambda: [region_figure(point.region, point=point.point, own=own)],
+                figures=lambda: [
+                    region_figure(
+                        point.region,
+                        point=point.point,
+                        own=own,
+                        most=point.most,
+                        not_drawn=point.not_drawn,
+                    )
+                ],
             ),
         ],
     )

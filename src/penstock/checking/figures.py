@@ -156,27 +156,33 @@ def region_figure(
     *,
     point: tuple[float, float] | None = None,
     own: Mapping[str, Region] | None = None,
+    most: float | None = None,
+    not_drawn: str = "",
 ) -> Figure:
     """Draw a region, what is asked of it, and a panel per policy with the batches of its run."""
-    # The regions of policies of their own are drawn where ``own`` has them.
-    said = _region_in_words(region, point)
+    # The regions of policies of their own are drawn where ``own`` has them. ``most``: how many
+    # times the point no policy exceeds, by all limits; None: the region's; ``not_drawn``: what the
+    # region does not know of them, in a sentence.
+    if point is not None and most is None:
+        most = region.scale(point)
+    said = _region_in_words(region, point, most)
     own = own or {}
     if not runs:
-        chart = region_chart(region, point, next(iter(own.values()), None))
+        chart = region_chart(region, point, next(iter(own.values()), None), most=most)
         tables = [_vertices(region, own)]
-        caption = "No policy is stable outside."
+        caption = f"No policy is stable outside. {not_drawn}".rstrip()
         return Figure("region", "Stability region", {said: chart}, tables, caption)
     drawings = {
         f"{name}: {_most_used(run)}. {said}": region_chart(
-            region, point, own.get(name), run.compositions
+            region, point, own.get(name), run.compositions, most
         )
         | {"title": name}
         for name, run in runs.items()
     }
     caption = (
         "Each batch stands at the tokens/s that it carries; its area is its share of the busy "
-        "time. No policy is stable outside the region."
-    )
+        f"time. No policy is stable outside the region. {not_drawn}"
+    ).rstrip()
     tables = [_mix_table(name, run.compositions) for name, run in runs.items()]
     return Figure("region", "Batches in the region", drawings, tables, caption)
 
@@ -186,16 +192,17 @@ def region_chart(
     point: tuple[float, float] | None = None,
     own: Region | None = None,
     mix: pl.DataFrame | None = None,
+    most: float | None = None,
 ) -> Chart:
     """Stability region, what is asked of it, the policy's own reach, and the batches of a run."""
-    # The point is offered prefill and decode tokens/s, with its ray from the origin to where it
-    # leaves the region.
+    # The point is offered prefill and decode tokens/s, with its ray from the origin to ``most``
+    # times the point; None: to where it leaves the region.
     marks = [] if mix is None else [_batches(mix, region)]
     lines = {"stability region": region.vertices[1:]}
     if own is not None:
         lines["policy's own region"] = own.vertices[1:]
     if point is not None:
-        edge = region.scale(point) * np.array(point)
+        edge = (region.scale(point) if most is None else most) * np.array(point)
         far = max(edge, np.array(point), key=np.linalg.norm)
         lines["ray of the load"] = np.array([(0.0, 0.0), far])
     by = By("line", {name: _OUTLINES[name] for name in lines})
@@ -357,14 +364,14 @@ def _nearest(series: pl.DataFrame, time: float) -> str:
     return f"{series['uncompleted_tokens'][max(index, 0)]:,}"
 
 
-def _region_in_words(region: Region, point: tuple[float, float] | None) -> str:
+def _region_in_words(region: Region, point: tuple[float, float] | None, most: float | None) -> str:
     said = f"The stability region has {len(region.vertices) - 1} corners besides the origin"
-    if point is None:
+    if point is None or most is None:
         return f"{said}."
     side = "inside" if region.contains(point) else "outside"
     return (
         f"{said}; the offered load of {point[0]:,.0f} prefill and {point[1]:,.0f} decode tokens/s "
-        f"lies {side}, at {1 - region.margin(point):.3f} of the way to the boundary."
+        f"lies {side}, at {1 / most:.3f} of the most along its ray."
     )
 
 

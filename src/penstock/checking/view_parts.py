@@ -301,7 +301,9 @@ def batch_sections(runs: Mapping[str, Run], drawn: Mapping[str, Drawn]) -> list[
     def region() -> list[Figure]:
         point = next(iter(drawn.values())).point
         own = {name: region for name in runs if (region := drawn[name].point.own) is not None}
-        return [_figures().region_figure(point.region, runs, point=point.point, own=own)]
+        draw = _figures().region_figure
+        limits = {"most": point.most, "not_drawn": point.not_drawn}
+        return [draw(point.region, runs, point=point.point, own=own, **limits)]
 
     def first() -> list[Figure]:
         return [_figures().gantt_figure(drawn[name].first, name) for name in runs]

@@ -73,8 +73,15 @@ def checked_order(column: str | None) -> None:
         raise InputError(f"--sort {column!r} is no column of a sweep{nearest(column, [*FACTS])}")
 
 
-def best_first(rows: pl.DataFrame, column: str) -> pl.DataFrame:
-    """Return rows by a column, the stable ones first."""
+def best_first(rows: pl.DataFrame, column: str, rate: str | None) -> pl.DataFrame:
+    """Return rows by a column, the stable ones first.
+
+    With the field ``rate``, which arrives and is no choice, the best at each rate come first, then
+    the second at each.
+    """
     unstable = pl.col("verdict") != "stable"
     falling = column in _RISING_IS_BETTER
-    return rows.sort(unstable, column, "point", descending=[False, falling, False], nulls_last=True)
+    rows = rows.sort(unstable, column, "point", descending=[False, falling, False], nulls_last=True)
+    if rate is None:
+        return rows
+    return rows.sort(pl.int_range(pl.len()).over(rate), rate)

@@ -1,12 +1,13 @@
 """A sweep as a page: how many points are stable, what varied, the points, and their figures."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import polars as pl
 
 from penstock.checking.head import LATENCIES
-from penstock.show.page import Fact, Line, Page, Section, Table
+from penstock.show.page import MOST_LINES, Fact, Line, Page, Section, Table
 from penstock.sweeping.figures import sweep_figures
 from penstock.sweeping.points import STATES, USUAL_ORDER, averages, best_first, varied
 from penstock.sweeping.tables import cell, heads, points_table
@@ -18,6 +19,7 @@ MOST_ROWS = 20
 _NAMES = ("Best", "2nd", "3rd")  # of the points in the head
 _IN_SHORT = ("ttft_p99_s", "tbt_p99_s", "e2e_p50_s")
 _MOST_BAD = 5
+_MOST_NAMED = 4  # points that are not stable
 _MOST_VALUES = 8
 
 
@@ -35,9 +37,11 @@ def sweep_page(
         outcome += f"; {counted(bad.height, 'bad row')}"
 
     by = order or USUAL_ORDER
-    runs = f"{counted(rows.height, 'run')} of {counted(points.height, 'point')}"
-    known = "Verdicts are by theorems, and by the test where none speaks."
     facts, notes = _varied(rows, fields), _bad(bad, fields)
+    mind = _not_stable(points, fields) + [Line("Bad", f"{note}.") for note in notes[:1]]
+    runs = f"{counted(rows.height, 'run')} of {counted(points.height, 'point')}"
+    each = " at each rate" if varied(rows, fields).rate else ""
+    known = "Verdicts are by theorems, and by the test where none speaks."
     return Page(
         title=title,
         sections=[
@@ -47,9 +51,9 @@ def sweep_page(
         ],
         head=[
             Line(title, f"{runs}, over {', '.join(fields)}."),
-            Line("swept", f"{outcome}. The best by {_in_words(by)}:", judges=True),
-            *_best(rows, fields, by),
-            *(Line("Bad", f"{note}.") for note in notes[:1]),
+            Line("swept", f"{outcome}. The best by {_in_words(by)}{each}:", judges=True),
+            *_best(rows, fields, by)[: MOST_LINES - 2 - len(mind)],
+            *mind,
         ],
         why="what varied",
         rest="the table of points" if points.height else "",
@@ -57,21 +61,46 @@ def sweep_page(
 
 
 def _best(rows: pl.DataFrame, fields: Sequence[str], order: str) -> list[Line]:
-    """Say which points are best, and how fast they are."""
-    runs = best_first(rows.filter(pl.col("error").is_null()), order).head(len(_NAMES))
+    """Say which points are best, where the rate varies at some rates, and how fast they are."""
+    rate = varied(rows, fields).rate
+    runs = best_first(rows.filter(pl.col("error").is_null()), order, rate)
+    names: Sequence[str] = _NAMES
+    if rate is not None:  # the lowest, a middle and the highest
+        runs = runs.unique(rate, keep="first").sort(rate)
+        ends = sorted({0, (runs.height - 1) // 2, runs.height - 1}) if runs.height else []
+        runs = runs[ends]
+        names = [f"At {cell(value)}" for value in runs[rate]]
     several = rows["seed"].n_unique() > 1
     lines: list[Line] = []
-    for name, row in zip(_NAMES, runs.iter_rows(named=True), strict=False):
-        where = ", ".join(
-            f"{of} {cell(row[field])}" for of, field in zip(heads(fields), fields, strict=True)
-        )
-        where += f", seed {row['seed']}" if several else ""
+    for name, row in zip(names, runs.iter_rows(named=True), strict=False):
+        parts = [_where(row, [field for field in fields if field != rate])]
+        parts += [f"seed {row['seed']}"] if several else []
+        where = ", ".join(filter(None, parts))
         latencies = [
             f"{_in_words(column)} {duration(row[column])}"
             for column in _IN_SHORT
             if row.get(column) is not None
         ]
-        lines.append(Line(name, f"{where}: {', '.join([row['verdict'], *latencies])}."))
+        said = ", ".join([row["verdict"], *latencies])
+        lines.append(Line(name, f"{where}: {said}." if where else f"{said}."))
+    return lines
+
+
+def _where(row: Mapping[str, Any], fields: Sequence[str]) -> str:
+    """Say what fields are at a point."""
+    return ", ".join(
+        f"{of} {cell(row[field])}" for of, field in zip(heads(fields), fields, strict=True)
+    )
+
+
+def _not_stable(points: pl.DataFrame, fields: Sequence[str]) -> list[Line]:
+    """Name the points that are not stable, of each kind that has few of them."""
+    lines = []
+    for state in STATES[1:]:
+        bad = points.filter(pl.col("state") == state)
+        if 0 < bad.height <= _MOST_NAMED and bad.height < points.height:
+            named = "; ".join(_where(row, fields) for row in bad.iter_rows(named=True))
+            lines.append(Line(state.capitalize(), f"{named}."))
     return lines
 
 
@@ -118,10 +147,12 @@ def _tables(
     shown = runs
     if runs.height > MOST_ROWS or order is not None:
         by = order or USUAL_ORDER
-        shown = best_first(runs, by).head(MOST_ROWS)
-        caption = f"By {by}, stable ones first. "
+        rate = varied(rows, fields).rate
+        shown = best_first(runs, by, rate).head(MOST_ROWS)
+        each = " at each rate" if rate else ""
+        caption = f"By {by}{each}, stable ones first. "
         if runs.height > MOST_ROWS:
-            caption = f"The best {MOST_ROWS} of {runs.height:,} by {by}, stable ones first. "
+            caption = f"The best {MOST_ROWS} of {runs.height:,} by {by}{each}, stable ones first. "
     if not repeated:
         shown = shown.drop("seed")
     tables = [points_table(shown, fields, caption)]

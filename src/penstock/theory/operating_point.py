@@ -3,6 +3,7 @@ bring.
 """
 
 import dataclasses
+import math
 from typing import Annotated
 
 from penstock.inputs.arrays import Floats
@@ -108,6 +109,22 @@ class OperatingPoint(AsData):
     def inside(self) -> bool:
         """Whether some policy may be stable."""
         return self.margin > 0
+
+    @property
+    def most(self) -> float:
+        """How many times what arrives no policy exceeds: the end of the load's ray."""
+        return self.max_rate / self.arrival_rate
+
+    @property
+    def not_drawn(self) -> str:
+        """What the highest rate counts and the region does not, in a sentence; empty: nothing."""
+        drawn = self.region.scale(self.point)
+        if math.isclose(drawn, self.most, rel_tol=1e-3):
+            return ""
+        besides = "attention" if self.bound.name == "token budget" else self.bound.name
+        if besides == "max batch size":
+            besides = "attention" if drawn > self.most else "drafts"
+        return f"The outline leaves out {besides}, which the mark on the ray counts."
 
     @computed()
     def binding(self) -> tuple[str, ...]:

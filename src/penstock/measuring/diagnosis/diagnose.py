@@ -32,7 +32,7 @@ _AT_LIMIT, _LESS = 0.7, 0.9  # shares of its limit and of its rate, of a client 
 _MORE, _SAME = 1.3, 1.05  # times as many under way, but no more than so many times the rate
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Diagnosed:
     """What is said of a load."""
 
