@@ -91,3 +91,10 @@ def test_a_limit_is_a_line_across_with_its_words() -> None:
     assert rule["data"]["values"] == [{"x": 2.0, "text": "target"}]
     assert "y" not in rule["encoding"]
     assert sum(layer["mark"]["type"] == "text" for layer in layers) == 2, "words and their halo"
+
+
+def test_a_narrow_log_axis_has_round_numbers_all_along() -> None:
+    axis = Axis("ms", log=True, domain=(7.5, 16.9), ticks=5).channel("x")["axis"]
+    assert axis["values"] == [8, 10, 12, 14, 16]
+    assert "labelExpr" not in axis, "it leaves numbers out"
+    assert "values" not in Axis("ms", log=True, domain=(1, 1_000), ticks=5).channel("x")["axis"]

@@ -1,11 +1,14 @@
 """Where a load lies in the region agrees with the bounds of the certificate, also where memory or a cache matters."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.checking.figures import region_figure
+from penstock.scenario.scenario import read_scenario
 from penstock.show.answers import plain_fields
 from penstock.theory.operating_point import operating_point
 
@@ -62,3 +65,19 @@ def test_what_cached_prompts_have_in_common_counts_once() -> None:
     assert found.point[0] == pytest.approx(ALIKE.rate * ALIKE.least_mean_prompt)
     assert ALIKE.least_mean_prompt < ALIKE.mean_prompt / 10
     assert "counts once" in found.notes[0]
+
+
+def test_what_the_limit_counts_and_the_region_does_not_is_named() -> None:
+    assert operating_point(CHAT, ps.Server(TP1, 512, 64)).not_drawn == ""
+    memory = operating_point(CHAT, ps.Server(TP1, 512, memory=ps.Memory(60, too_long="drop")))
+    assert memory.not_drawn == "The outline leaves out KV memory, which the mark on the ray counts."
+    assert memory.most == pytest.approx(memory.max_rate / memory.arrival_rate)
+    shape = read_scenario(Path(__file__).parents[2] / "examples" / "vllm_8b_h100.yaml")
+    attention = operating_point(shape.workload, shape.server)
+    assert attention.not_drawn == "The outline leaves out attention, which the mark on the ray counts."
+    figure = region_figure(attention.region, point=attention.point, most=attention.most, not_drawn=attention.not_drawn)
+    (chart,) = figure.charts.values()
+    load, most = next(
+        layer["data"]["values"] for layer in chart["layer"] if "at" in layer.get("data", {}).get("values", [{}])[0]
+    )
+    assert load["prefill"] / most["prefill"] == pytest.approx(8 / attention.max_rate), "the dot is at its own share"

@@ -17,7 +17,7 @@ BAD = frozenset(
 )
 PLAIN = frozenset({"swept", "calibrated", "fitted", "keep", "change", "saturated", "closed"})
 """Words that say what was done and judge nothing."""
-OPEN = frozenset({"unknown", "undecided", "not tested", "on trust"})
+OPEN = frozenset({"unknown", "undecided", "not tested", "on trust", "not checked", "uncertain"})
 
 _TONES = {"good": GOOD, "bad": BAD, "plain": PLAIN}
 

@@ -5,6 +5,7 @@ dashes follow from what is asked, and nothing is drawn before it is shown (`pens
 """
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -65,13 +66,18 @@ class Axis:
             axis |= {"labelAngle": 0, "labelLimit": 320, "labelOverlap": True}
             place: Look = {"field": column, "type": "nominal", "sort": list(self.names)}
             return place | {"title": self.title, "axis": axis}
-        if isinstance(self.ticks, int):
-            axis["tickCount"] = self.ticks
+        ticks = self.ticks
+        if isinstance(ticks, int) and self.log and self.domain:
+            low, high = self.domain
+            if high < SPREAD * low:  # there powers of ten and their multiples leave gaps
+                ticks = _steps(low, high, ticks)
+        if isinstance(ticks, int):
+            axis["tickCount"] = ticks
         else:
-            axis |= {"values": list(self.ticks), "format": ",~g", "labelOverlap": True}
+            axis |= {"values": list(ticks), "format": ",~g", "labelOverlap": True}
         if self.kind:
             axis["format"] = _FORMATS[self.kind]
-        elif isinstance(self.ticks, int) and (self.log or not (self.free or self.domain)):
+        elif isinstance(ticks, int) and (self.log or not (self.free or self.domain)):
             axis["labelExpr"] = SHORT
         scale: Look = {"zero": False, "padding": 8} if self.free else {"zero": True}
         if self.log:
@@ -88,6 +94,15 @@ class Axis:
             return self.title
         unit = self.title.endswith(")")
         return f"{self.title[:-1]}, log scale)" if unit else f"{self.title} (log scale)"
+
+
+def _steps(low: float, high: float, count: int) -> list[float]:
+    """Return about so many round numbers, evenly apart, from one number to another."""
+    wide = (high - low) / count
+    power = 10 ** math.floor(math.log10(wide))
+    step = power * next(times for times in (1, 2, 5, 10) if times * power >= wide * (1 - 1e-9))
+    first, last = math.ceil(low / step), math.floor(high / step)
+    return [float(f"{number * step:.6g}") for number in range(first, last + 1)]
 
 
 @dataclasses.dataclass(frozen=True)

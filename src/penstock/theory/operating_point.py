@@ -121,7 +121,9 @@ class OperatingPoint(AsData):
         drawn = self.region.scale(self.point)
         if math.isclose(drawn, self.most, rel_tol=1e-3):
             return ""
-        besides = "attention" if self.bound.name == "token budget" else self.bound.name
+        besides: str = self.bound.name
+        if besides == "token budget":
+            besides = "attention"
         if besides == "max batch size":
             besides = "attention" if drawn > self.most else "drafts"
         return f"The outline leaves out {besides}, which the mark on the ray counts."

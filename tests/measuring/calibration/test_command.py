@@ -309,3 +309,13 @@ def test_prefix_hits_that_a_file_states_need_a_memory_to_be_simulated(
         penstock("calibrate", cached, *FEW, "--why")[1]
     )
     assert "not simulated" not in penstock("calibrate", cached, *FEW, "--kv-tokens", "100000", "--why")[1]
+
+
+def test_the_first_word_promises_no_more_than_the_rows_tell(penstock: Callable[..., Said], results: Path) -> None:
+    def word(*options: object) -> str:
+        lines = penstock("calibrate", results, "--token-budget", 2048, "--max-batch-size", 256, *options)[1]
+        return next(line for line in lines.splitlines() if "mean relative errors" in line.lower())
+
+    assert word("--parameters", "step,overhead", "--fit-rows", "spread:2").startswith("CALIBRATED ")
+    assert word("--fit-rows", "spread:2").startswith("UNCERTAIN "), "7 of 8 costs are assumed"
+    assert word("--fit-rows", "spread:3").startswith("NOT CHECKED ")

@@ -207,3 +207,14 @@ def test_the_answer_is_six_lines_and_a_status_for_ci(penstock: Callable[..., Sai
     assert "FILLING" in (tmp_path / "a.html").read_text().upper()
     path.write_text(OPEN + rows[0])
     assert penstock("diagnose", path, "--strict")[0] == 0
+
+
+def test_the_head_names_what_is_worth_its_numbers_and_tells_loads_of_one_name_apart(tmp_path: Path) -> None:
+    head = "rate,in_flight,prompt,output,ttft_mean_s,itl_mean_s,completed,incomplete,duration_s\n"
+    rows = ["2,,1000,200,0.09,0.021,1200,0,605", "8,,1000,200,9.4,0.044,1200,0,184"]
+    for name, of in (("a.csv", rows), ("b.csv", [*rows[1:], "8,16,1000,200,0.12,0.028,1200,0,427"])):
+        (tmp_path / name).write_text(head + "\n".join(of) + "\n")
+    said = {line.label: line.text for line in diagnose([tmp_path / "a.csv", tmp_path / "b.csv"], names="x").page().head}
+    assert said["x"].startswith("4 loads, 1 of them worth their numbers (1000+200 poisson@2): ")
+    assert said["filling"].startswith("1000+200 poisson@8 (a.csv), 1000+200 poisson@8 (b.csv, row 2). The first: ")
+    assert said["held back"].startswith("1000+200 poisson@8 (b.csv, row 3): ")

@@ -138,6 +138,19 @@ class Calibration(Shown):
         unit = more.rpartition(" ")[2]
         return f"{less.removesuffix(f' {unit}')} to {more}"
 
+    @property
+    def word(self) -> str:
+        """What is known of it, in a word: ``missed``, ``not checked`` (no row judges it),
+        ``uncertain`` (the rows say little about most costs), or ``calibrated``.
+        """
+        if self.missed:
+            return "missed"
+        if self.fitted == self.rows.height:
+            return "not checked"
+        if 2 * len(self.unidentified) > len(self.values):
+            return "uncertain"
+        return "calibrated"
+
     @computed()
     def missed(self) -> list[str]:
         """The rows that are missed, the worst first: by how much their worst metric is off."""

@@ -89,7 +89,11 @@ def _head(answer: Calibration, name: str) -> list[Line]:
     if answer.missed:
         worst = f"{answer.warnings[0]}; the worst: {answer.missed[0]}"
         lines.append(Line("missed", sentence(worst), judges=True))
-    lines.append(Line("calibrated", sentence(_off(answer)), judges=True))
+    errors = sentence(_off(answer))
+    if answer.missed:
+        lines.append(Line("Errors", errors))
+    else:
+        lines.append(Line(answer.word, errors, judges=True))
     mind = [*answer.untrusted, *([answer.limit_warning] if answer.limit_warning else [])]
     if answer.unidentified:
         of = f"{len(answer.unidentified)} of {counted(len(answer.values), 'cost')}"
