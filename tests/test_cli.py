@@ -101,8 +101,8 @@ def test_check_answers_in_json_as_agreed() -> None:
 def test_recommend_answers_in_json_as_agreed() -> None:
     found = answer("recommend", EXAMPLE, "--requests", 500, "--precision", 0.2, "--policies", "orca")
     assert list(found) == [
-        "current", "change", "gains", "reason", "warnings", "rate", "objective", "candidates", "recommended", "pruned",
-        "bound", "binding", "with_plugin", "calibration",
+        "current", "change", "gains", "reason", "binding", "warnings", "rate", "objective", "candidates", "recommended",
+        "pruned", "bound", "with_plugin", "calibration",
     ]  # fmt: skip
     assert found["current"] == found["candidates"][0]  # type: ignore[index]
     assert list(found["recommended"]) == ["policy", "token_budget", "max_batch_size", "policy_params"]  # type: ignore[call-overload]
