@@ -67,11 +67,11 @@ def test_of_many_policies_the_highest_rates_stand_in_one_line_and_a_contradictio
     assert (first.label, first.judges) == ("contradiction", True)
 
 
-def test_a_network_that_carries_less_than_its_load_says_so(example: Scenario) -> None:
+def test_a_network_whose_order_fails_below_its_load_says_so(example: Scenario) -> None:
     found = ps.max_rate(example.network, precision=0.3)
     said = texts(head_of_rates(MaxRates({"as it is": found}, {"as it is": example.system}, None), example))
-    assert said["Max load"].startswith(f"{found.rate:,.4g} times this load, so this load is not known to be carried;")
-    assert said["Held by"].startswith("pool ")
+    assert said["Max load"].startswith(f"{found.rate:,.4g} times this load, so this load is unstable, which is proved;")
+    assert said["Held by"].startswith("the order between stages, which fails above 0.6209, and by no pool;")
 
 
 @pytest.fixture(scope="module")

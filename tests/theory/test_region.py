@@ -78,7 +78,7 @@ def test_prompts_of_one_length_give_one_region_however_they_are_described(prompt
         assert same(region(tp1(slots=slots), prompt=lengths), plain)
         optimum = linear_program(tp1(slots=slots), (129, 112), prompt=lengths)
         assert optimum.scale == pytest.approx(plain.scale((129, 112)), rel=1e-9)
-        assert optimum.seconds_per_prefill_request == pytest.approx(0, abs=1e-12)
+        assert optimum.prices.seconds_per_prefill_request == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,11 @@ def test_the_linear_program_finds_the_boundary_with_a_mix_that_carries_it_and_pr
         wanted = best.scale * np.array([*direction, direction[0] / lengths.mean])
         assert used[:, 3].sum() == pytest.approx(1)
         assert (used[:, :3].T @ (used[:, 3] / seconds) >= wanted * (1 - 1e-9)).all()
-        prices = best.seconds_per_prefill_token, best.seconds_per_decode_token, best.seconds_per_prefill_request
+        prices = (
+            best.prices.seconds_per_prefill_token,
+            best.prices.seconds_per_decode_token,
+            best.prices.seconds_per_prefill_request,
+        )
         assert float(np.dot(prices, wanted)) == pytest.approx(1, rel=1e-9)
         worth = prices[0] * prefill + prices[1] * decode + prices[2] * requests
         assert (worth <= t[prefill + decode] * (1 + 1e-8)).all()
@@ -212,12 +216,12 @@ def test_prices_along_the_edges_are_the_normals_of_the_region() -> None:
     """On AB a token costs t/b_max whatever its phase; on CD prompts cost more: their slot keeps a decode out."""
     along_ab = linear_program(tp1(), (10, 1), prompt=LONG)
     per_token = float(TP1(1024)) / 1024
-    assert along_ab.seconds_per_prefill_token == pytest.approx(per_token)
-    assert along_ab.seconds_per_decode_token == pytest.approx(per_token)
+    assert along_ab.prices.seconds_per_prefill_token == pytest.approx(per_token)
+    assert along_ab.prices.seconds_per_decode_token == pytest.approx(per_token)
     along_cd = linear_program(tp1(), (10, 90), prompt=LONG)
     block = float(TP1(128))
-    assert along_cd.seconds_per_decode_token == pytest.approx(block / 100)
-    assert along_cd.seconds_per_prefill_token == pytest.approx(block / 100 / 29)
+    assert along_cd.prices.seconds_per_decode_token == pytest.approx(block / 100)
+    assert along_cd.prices.seconds_per_prefill_token == pytest.approx(block / 100 / 29)
 
 
 @pytest.mark.parametrize(
@@ -237,17 +241,17 @@ def test_it_says_which_limit_holds_the_rates_back(direction: tuple[int, int], bi
 def test_where_neither_limit_holds_the_rates_back_it_is_the_batch_time() -> None:
     best = linear_program(ps.Server(ps.Hinge(0.01, 3e-4, 100), 1024, 200), (1, 1), prompt=LONG)
     assert best.binding == ("batch time",)
-    assert best.slot_price == 0
+    assert best.prices.tokens_per_s_per_slot == 0
 
 
 def test_one_more_slot_is_worth_what_it_adds() -> None:
     """At D a slot adds a decode to each batch of one block; without a max batch size, or above b_max, nothing."""
-    assert linear_program(tp1(), (0, 1), prompt=LONG).slot_price == pytest.approx(1 / float(TP1(128)))
+    assert linear_program(tp1(), (0, 1), prompt=LONG).prices.tokens_per_s_per_slot == pytest.approx(1 / float(TP1(128)))
     at_c, more = linear_program(tp1(), (29, 99), prompt=LONG), region(tp1(slots=101), prompt=LONG)
-    assert at_c.slot_price == pytest.approx((more.scale((29, 99)) - at_c.scale) * 128, rel=1e-6)
-    assert linear_program(tp1(), (1, 0), prompt=LONG).slot_price == 0
-    assert linear_program(tp1(slots=None), (29, 99), prompt=LONG).slot_price == 0
-    assert linear_program(tp1(128, 128), (29, 99), prompt=LONG).slot_price == 0
+    assert at_c.prices.tokens_per_s_per_slot == pytest.approx((more.scale((29, 99)) - at_c.scale) * 128, rel=1e-6)
+    assert linear_program(tp1(), (1, 0), prompt=LONG).prices.tokens_per_s_per_slot == 0
+    assert linear_program(tp1(slots=None), (29, 99), prompt=LONG).prices.tokens_per_s_per_slot == 0
+    assert linear_program(tp1(128, 128), (29, 99), prompt=LONG).prices.tokens_per_s_per_slot == 0
 
 
 @pytest.mark.parametrize(("convention", "decodes"), [("paper", 112), ("engine", 111)])

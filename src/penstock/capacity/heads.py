@@ -1,5 +1,6 @@
 """The heads of ``max-rate``, ``recommend`` and ``region``: the answer, its source, its price."""
 
+import math
 from collections.abc import Iterable, Mapping
 
 from penstock.capacity.held_by import held_by
@@ -26,7 +27,13 @@ def head_of_rates(answer: MaxRates, scenario: Scenario) -> list[Line]:
     name, first = next(iter(rates.items()))
     system, label = scenario.system, "Max load"
     limit = f"pool {first.certificate.bottleneck.name}"
-    besides = ", so this load is not known to be carried" if first.rate < 1 else ""
+    fails = _order_fails_above(first)
+    if fails < first.bound and len(rates) == 1:
+        limit = f"the order between stages, which fails above {fails:,.4g}, and by no pool"
+    besides = ""
+    if first.rate < 1:
+        known = "unstable, which is proved" if fails < 1 else "not known to be carried"
+        besides = f", so this load is {known}"
     if answer.point is not None:
         system, rate = answer.systems[name], scenario.workload.rate
         label, limit = "Max rate", held_by(answer.point)
@@ -43,6 +50,12 @@ def head_of_rates(answer: MaxRates, scenario: Scenario) -> list[Line]:
         *_within(rates),
         *_mind_memory(one[1] for one in answer.systems.values() if isinstance(one, tuple)),
     ][:MOST_LINES]
+
+
+def _order_fails_above(of: MaxRate) -> float:
+    """Return from where on, in its unit, a virtual station proves that the order fails."""
+    virtual = of.certificate.virtual_station
+    return virtual.max_load * of.certificate.rate / of.per_s if virtual else math.inf
 
 
 def _met(rates: Mapping[str, MaxRate]) -> list[Line]:

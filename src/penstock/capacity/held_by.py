@@ -60,7 +60,7 @@ def _reason(point: OperatingPoint) -> str:
         )
     if point.bound.name == "KV memory":
         return point.bound.why
-    price = point.optimum.slot_price
+    price = point.prices.tokens_per_s_per_slot
     if price:
         return (
             f"one more slot lets the best policy carry {price:,.1f} tokens/s more; others may "

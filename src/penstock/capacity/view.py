@@ -74,11 +74,10 @@ def region_page(answer: LoadInRegion, scenario: Scenario) -> Page:
 
 def _load_facts(point: OperatingPoint) -> list[Fact]:
     prefill, decode = point.point
-    best = point.optimum
     arrive = f"tokens/s: {prefill:,.0f} of prefill, {decode:,.0f} of decode"
     prices = {
-        "Prefill token": best.seconds_per_prefill_token,
-        "Decode token": best.seconds_per_decode_token,
+        "Prefill token": point.prices.seconds_per_prefill_token,
+        "Decode token": point.prices.seconds_per_decode_token,
     }
     return [
         Fact("Offered", f"{prefill + decode:,.0f}", arrive),

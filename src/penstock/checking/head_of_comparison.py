@@ -104,16 +104,13 @@ def _head(
         f"{name}: {answer.disagreement}" for name, answer in answers.items() if answer.disagreement
     ]
     doubts = [Line("contradiction", f"{text}.", judges=True) for text in said[:1]]
-    short = {
-        name: answer.latency.notices[-1]
+    short = [
+        f"{name}: {answer.latency.notices[-1]}"
         for name, answer in answers.items()
         if answer.latency and answer.latency.too_short and answer.latency.notices
-    }
-    mind = [
-        Line("Mind", f"{', '.join(short)}: {why}.")
-        for why in (max(short.values(), key=len, default=""),)
-        if why
     ]
+    more = f"; {', '.join(one.partition(':')[0] for one in short[1:])} too (--why)"
+    mind = [Line("Mind", f"{text}{more if short[1:] else ''}.") for text in short[:1]]
     room = MOST_LINES - 1 - len(doubts) - len(mind)
     first, *others = lines
     left_out: list[str] = []

@@ -120,12 +120,12 @@ def receive(world: World, engine: Any, pool: Any) -> None:
 
 @uncounted(inline=True)
 def _note_flights(world: World, engine: Any) -> None:
-    """Note of each who decodes that a token of it is in flight: of who comes now none is."""
+    """Note of all who decode that a token of theirs is in flight: of who comes now none is."""
     engine.ahead.all_fly = 0
     engine.ahead.some_fly = 1
     place = engine.slots.first
     while place >= 0:
         slot = world.slots[place]
-        if slot.left == 0:
+        if slot.left <= 0:
             slot.flight = 1
         place = slot.next

@@ -124,7 +124,7 @@ def _ends(plan: Plan) -> list[Line]:
     if plan.ends is None:
         return []
     slow, fast = (
-        "more than are searched" if end is None else counted(end.deployment.replicas, "replica")
+        "more than are searched" if end is None else _size(end.deployment)
         for end in (plan.ends.slow, plan.ends.fast)
     )
     text = f"fast ones take {fast}, slow ones {slow}"
@@ -134,6 +134,13 @@ def _ends(plan: Plan) -> list[Line]:
     if plan.hinges_on_calibration:
         return [Line("undecided", f"{BECAUSE}: {text}", judges=True)]
     return [Line("Batch times", text)]
+
+
+def _size(deployment: Deployment) -> str:
+    """Return how many replicas a fleet has, of one kind or by kind."""
+    if len(deployment.kinds) > 1:
+        return deployment.fleet
+    return counted(deployment.total_replicas, "replica")
 
 
 def _no_answer(plan: Plan) -> Line:

@@ -120,7 +120,7 @@ def job_line(job: JobPlan) -> Line:
     """Say which fleet does offline work in time, or why none does."""
     if job.best is None:
         return Line("unreachable", f"Offline work: {job.unreachable}.", judges=True)
-    return Line("met", f"Offline work: {fleet_line(job.best.deployment)}", judges=True)
+    return Line("met", f"Offline work takes {fleet_line(job.best.deployment)}", judges=True)
 
 
 def job_section(job: JobPlan, others: Sequence[Table]) -> Section:

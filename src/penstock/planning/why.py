@@ -32,7 +32,7 @@ def in_words(target: Target | str, estimate: Estimate) -> str:
     if low is None and high is None:
         interval = "no interval: the run is too short"
     elif high is None:
-        interval = f"at least {low}"
+        interval = f"{low} to ?"
     else:
         interval = f"{low} to {high}" if low else f"at most {high}"
     return f"{value}{unit} ({interval})"

@@ -14,7 +14,15 @@ from penstock.system.server import Server
 from penstock.theory.kv_blocks import least_on_average, reuses
 from penstock.theory.limits import Bound, bounds
 from penstock.theory.load import load
-from penstock.theory.region import Optimum, Region, Use, linear_program, region, sarathi_region
+from penstock.theory.region import (
+    Optimum,
+    Prices,
+    Region,
+    Use,
+    linear_program,
+    region,
+    sarathi_region,
+)
 from penstock.workload.workload import Workload
 
 
@@ -155,9 +163,9 @@ class OperatingPoint(AsData):
         return None if self.own is None else OwnRegion(self.own.vertices, self.own_max_rate)
 
     @computed()
-    def prices(self) -> Optimum:
+    def prices(self) -> Prices:
         """What a token or a request more costs, and what another slot would bring."""
-        return self.optimum
+        return self.optimum.prices
 
 
 def operating_point(

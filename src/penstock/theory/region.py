@@ -165,18 +165,23 @@ class Optimum:
 
     scale: float  # largest s with s * direction in the region
     mix: tuple[Use, ...]  # batches that carry it; others may do as well
+    prices: "Prices"
+    # `token budget`, `max batch size`: a limit without whose last token or slot the server carries
+    # less. `batch time` where neither does: only faster batches help.
+    binding: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prices:
+    """What a token or a request more costs, and what another slot would bring."""
+
     # q_p, q_d and q_r; the last is 0 for prompts of one length.
     seconds_per_prefill_token: Annotated[float, Meaning("Server time.")]
     seconds_per_decode_token: Annotated[float, Meaning("Server time.")]
     seconds_per_prefill_request: Annotated[float, Meaning("Server time of its slot besides.")]
-    # `token budget`, `max batch size`: a limit without whose last token or slot the server carries
-    # less. `batch time` where neither does: only faster batches help.
-    binding: tuple[str, ...]
     # A finite difference, which is exact: the problem is solved again with k_max + 1. 0 without a
     # max batch size.
-    slot_price: Annotated[
-        float, Meaning("Along the direction of the load.", key="tokens_per_s_per_slot")
-    ]
+    tokens_per_s_per_slot: Annotated[float, Meaning("Along the direction of the load.")]
 
 
 _MANY = 20_000  # batches
@@ -282,11 +287,10 @@ def linear_program(
             )
             for i in np.flatnonzero(shares > hull.FLAT)
         ),
-        seconds_per_prefill_token=float(prices[0]),
-        seconds_per_decode_token=float(prices[1]),
-        seconds_per_prefill_request=float(prices[2] * tokens.mean),
+        prices=Prices(
+            float(prices[0]), float(prices[1]), float(prices[2] * tokens.mean), slot_price
+        ),
         binding=binding,
-        slot_price=slot_price,
     )
 
 
