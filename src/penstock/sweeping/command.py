@@ -32,7 +32,7 @@ def sweep(
     Parameters
     ----------
     sort : COLUMN
-        Order of the rows shown; of many by e2e_p50_s.
+        Order of the rows shown; of many by e2e_p50_s, at each rate where that varies.
     vary : FIELD=VALUES
         A field and what it takes: server.token_budget=128,512, workload.rate=1:10:0.5, or with
         --sample 1:10 or 1:10:log. Default: the scenario's `sweep`.

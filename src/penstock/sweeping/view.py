@@ -40,19 +40,21 @@ def sweep_page(
     facts, notes = _varied(rows, fields), _bad(bad, fields)
     mind = _not_stable(points, fields) + [Line("Bad", f"{note}.") for note in notes[:1]]
     runs = f"{counted(rows.height, 'run')} of {counted(points.height, 'point')}"
-    each = " at each rate" if varied(rows, fields).rate else ""
+    # A rate is what arrives and no choice; but who asks for an order has all of them in it.
+    rate = None if order else varied(rows, fields).rate
+    each = " at each rate" if rate else ""
     known = "Verdicts are by theorems, and by the test where none speaks."
     return Page(
         title=title,
         sections=[
             Section("What varied", [known], facts=facts, notes=notes, why=True),
-            Section("Points", tables=_tables(rows, points, fields, order)),
+            Section("Points", tables=_tables(rows, points, fields, order, rate)),
             Section("Figures", figures=lambda: sweep_figures(rows, fields)),
         ],
         head=[
             Line(title, f"{runs}, over {', '.join(fields)}."),
             Line("swept", f"{outcome}. The best by {_in_words(by)}{each}:", judges=True),
-            *_best(rows, fields, by)[: MOST_LINES - 2 - len(mind)],
+            *_best(rows, fields, by, rate)[: MOST_LINES - 2 - len(mind)],
             *mind,
         ],
         why="what varied",
@@ -60,9 +62,8 @@ def sweep_page(
     )
 
 
-def _best(rows: pl.DataFrame, fields: Sequence[str], order: str) -> list[Line]:
-    """Say which points are best, where the rate varies at some rates, and how fast they are."""
-    rate = varied(rows, fields).rate
+def _best(rows: pl.DataFrame, fields: Sequence[str], order: str, rate: str | None) -> list[Line]:
+    """Say which points are best, or are at some rates, and how fast they are."""
     runs = best_first(rows.filter(pl.col("error").is_null()), order, rate)
     names: Sequence[str] = _NAMES
     if rate is not None:  # the lowest, a middle and the highest
@@ -136,7 +137,11 @@ def _bad(bad: pl.DataFrame, fields: Sequence[str]) -> list[str]:
 
 
 def _tables(
-    rows: pl.DataFrame, points: pl.DataFrame, fields: Sequence[str], order: str | None
+    rows: pl.DataFrame,
+    points: pl.DataFrame,
+    fields: Sequence[str],
+    order: str | None,
+    rate: str | None,
 ) -> list[Table]:
     """Lay out the runs: in grid order if few, else the best of them, and then every point."""
     runs = rows.filter(pl.col("error").is_null())
@@ -147,7 +152,6 @@ def _tables(
     shown = runs
     if runs.height > MOST_ROWS or order is not None:
         by = order or USUAL_ORDER
-        rate = varied(rows, fields).rate
         shown = best_first(runs, by, rate).head(MOST_ROWS)
         each = " at each rate" if rate else ""
         caption = f"By {by}{each}, stable ones first. "
