@@ -62,6 +62,22 @@ def test_a_contradiction_stands_before_all(answers: dict[str, Answer]) -> None:
     assert first.text.startswith("sarathi: ")
 
 
+def test_whose_run_is_too_short_is_said_last_with_its_own_reason(answers: dict[str, Answer]) -> None:
+    def short(name: str, why: str) -> Answer:
+        latency = answers[name].latency
+        assert latency is not None
+        return dataclasses.replace(
+            answers[name], latency=dataclasses.replace(latency, too_short=True, notices=("first", why))
+        )
+
+    assert "Mind" not in {line.label for line in head_of_policies(GIVEN, answers)}
+    one = answers | {"orca": short("orca", "400 would do")}
+    *_, last = head_of_policies(GIVEN, one)
+    assert (last.label, last.text) == ("Mind", "orca: 400 would do.")
+    *_, last = head_of_policies(GIVEN, one | {"sarathi": short("sarathi", "90 would do")})
+    assert last.text == "sarathi: 90 would do; orca too (--why)."
+
+
 @pytest.fixture(scope="module")
 def routers() -> NetworkComparison:
     network = read_scenario(Path(__file__).parents[2] / "examples" / "research_fork_join.yaml").network

@@ -66,9 +66,10 @@ def max_rates(
     name, first = next(iter(systems.items()))
     point = None
     if isinstance(first, tuple):
-        point = operating_point(*first)  # of several: what limits any scheduler
         if len(systems) == 1:
             point = point_with_memory(*first, rates[name].above)
+        else:  # what limits any scheduler
+            point = operating_point(*first)
     return MaxRates(rates, systems, point, notes, unsaid(notices, notes))
 
 
