@@ -28,8 +28,9 @@ MODELS = {
     "sglang": "DeepSeek|Qwen3-235B|Llama-3.1-8B",
     "trtllm": "Llama-3.1-70B|Qwen3-235B|DeepSeek",
 }
-TRIED = ("layer_s", "reduce_s", "batch_s", "launch_experts_s", "front_s")
-LEAST_S = 1e-6
+TRIED = ("layer_s", "reduce_s", "batch_s", "launch_s", "launch_experts_s", "request_s", "front_s",
+         "front_token_s")  # fmt: skip
+LEAST_S = 1e-7
 WEIGHT = 0.6  # of the error of TTFT beside that of the time per output token
 MOST_AT_ONCE = 512  # requests in flight, from which on engines had limits that are not known
 

@@ -6,6 +6,9 @@ Each point is a closed loop of `batch_size` requests, simulated: ten requests fo
 all of the first at once, lengths evenly between 80% and 100% of those named. The same point occurs
 up to three times in the file, under several names; it counts once.
 
+SGLang's points of Qwen3 (`AT_ONCE`) are of another kind: TTFT grows as the requests in flight, and
+is that of equal lengths which begin and end together. They are simulated so.
+
 Constants of the host (`host_fits.py`), the floor of latent attention and what 4-bit experts
 reach were fitted to every second row with fewer than 8,000 output tokens of the models that
 `hosts.yaml` names. Nothing was fitted to Qwen3-32B, to the B200, to rows that state no precision,
@@ -42,10 +45,14 @@ CONFIGS = {
 ENGINES_HERE = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
 TOKEN_BUDGET = 8192
 SLOTS = 1024
+AT_ONCE = {("sglang", "Qwen/Qwen3-32B"), ("sglang", "Qwen/Qwen3-235B-A22B-FP8")}
+"""Engines and models whose points are of equal lengths, all sent at once."""
+
 TOO_FAST = 0.75
 """Share of the FLOP/s of the sheet that no server reaches end to end: a row that says so was not
 measured as it says (cached prefixes, fewer tokens)."""
 
+DEPLOYED = ("backend", "backend_version", "model_path", "system", "precision")
 SAME = ("backend", "system", "precision", "tp_size", "isl", "osl", "batch_size", "ttft_2", "tpot_3")
 
 
@@ -62,50 +69,66 @@ def points(data: Path) -> pl.DataFrame:
 
 @functools.cache
 def times_of(
-    data: Path, model: str, system: str, precision: str | None, tp: int, ep: int, host: Host
+    data: Path,
+    engine: str,
+    version: str | None,
+    model: str,
+    system: str,
+    precision: str | None,
+    tp: int,
+    ep: int,
+    host: Host,
 ) -> LayerTimes:
     """Return the layers' times of a model on its GPUs."""
     name = CONFIGS.get(model, model.replace("/", "--"))
     shape = read_shape(data / f"models/{name}_config.json")
     if shape.stored.experts != shape.stored.dense:
-        precision = None  # published in 4 bits, whatever the row calls it
+        # Published in 4 bits, whatever the row calls it, or converted to those of the GPU.
+        converted = shape.stored.experts == "int4" and "fp4" in known_gpu(system).sheet.flops
+        precision = "fp4" if converted and precision == "fp4" else None
     ep = ep if shape.experts is not None else 1
     shape.check_split(tp, ep)
-    kv = "fp8" if model.startswith("nvidia/") else None  # their checkpoints ask for it
-    return LayerTimes(shape, known_gpu(system), shape.numbers(precision, kv), tp, ep, host)
+    # NVIDIA's checkpoints ask for it, and TensorRT-LLM serves none but theirs in fewer bits.
+    own = shape.stored.dense == "bf16" and precision in ("fp8", "fp4") and engine == "trtllm"
+    kv = "fp8" if own or model.startswith("nvidia/") else None
+    gpu = known_gpu(system, version if engine == "vllm" else None)
+    return LayerTimes(shape, gpu, shape.numbers(precision, kv), tp, ep, host)
 
 
-def served(times: LayerTimes, engine_name: str) -> Server:
+def served(times: LayerTimes, engine_name: str, token_budget: int = TOKEN_BUDGET) -> Server:
     """Return the server, with the KV memory that its engine would have."""
     engine, gpu, tp = ENGINES[engine_name], times.gpu, times.tensor_parallel
     weights = times.shape.weights_bytes(times.numbers, tp)
-    overhead = GIB + 100 * 2**10 * TOKEN_BUDGET
-    room = GpuBytes(gpu.sheet.memory_gib * GIB, weights, overhead, TOKEN_BUDGET, tp)
+    overhead = GIB + 100 * 2**10 * token_budget
+    room = GpuBytes(gpu.sheet.memory_gib * GIB, weights, overhead, token_budget, tp)
     rule = engine.memory.gpu_rule
     assert rule is not None
     left = rule.left(room, rule.share)
     tokens = int(left / times.shape.kv_bytes_per_token(times.numbers, tp))
-    if tokens < TOKEN_BUDGET:
+    if tokens < token_budget:
         raise InputError("does not fit on so many GPUs")
-    batch_time = times.composition(TOKEN_BUDGET + SLOTS)
-    return Server(batch_time, TOKEN_BUDGET, SLOTS, engine, kv_tokens=tokens)
+    batch_time = times.composition(token_budget + SLOTS)
+    return Server(batch_time, token_budget, SLOTS, engine, kv_tokens=tokens)
 
 
 def predicted(row: dict[str, Any], data: Path, host: Host | None = None) -> dict[str, float]:
     """Return TTFT and TPOT in ms of a point, by a simulated closed loop."""
     engine = ENGINES_HERE[row["backend"]]
-    host = host or engine_fit(engine).host
+    host = host or engine_fit(engine).host_of(row["backend_version"])
     if row["attention_dp_size"] not in (None, 1):
         raise InputError("attention is not split but copied (data parallel), which is not modelled")
     split = (row["tp_size"], max(row["moe_ep_size"] or 1, 1))
-    key = (row["model_path"], row["system"], row["precision"], *split)
+    key = (*(row[name] for name in DEPLOYED), *split)
     times = times_of(data, *key, host)
-    server = served(times, engine)
     flying = row["batch_size"]
+    # TensorRT-LLM splits no prompt, and is started with room for the longest beside all decodes.
+    least = row["isl"] + flying + 64 if row["backend"] == "trtllm" else 0
+    server = served(times, engine, max(TOKEN_BUDGET, least))
     rng = np.random.default_rng(0)
-    count = max(10 * flying, 20)
-    prompt = rng.integers(int(0.8 * row["isl"]), row["isl"] + 1, count)
-    output = rng.integers(int(0.8 * row["osl"]), row["osl"] + 1, count)
+    at_once = (row["backend"], row["model_path"]) in AT_ONCE
+    count, shortest = (flying, 1.0) if at_once else (max(10 * flying, 20), 0.8)
+    prompt = rng.integers(int(shortest * row["isl"]), row["isl"] + 1, count)
+    output = rng.integers(int(shortest * row["osl"]), row["osl"] + 1, count)
     run = simulate(Workload.from_arrays(None, prompt, output).with_clients(flying), server)
     rows = run.rows
     assert rows is not None
@@ -117,7 +140,7 @@ def predicted(row: dict[str, Any], data: Path, host: Host | None = None) -> dict
 def busy_share(row: dict[str, Any], data: Path) -> float:
     """Return the share of the sheet's FLOP/s that the measured throughput needs."""
     split = (row["tp_size"], max(row["moe_ep_size"] or 1, 1))
-    key = (row["model_path"], row["system"], row["precision"], *split)
+    key = (*(row[name] for name in DEPLOYED), *split)
     times = times_of(data, *key, Host())
     seconds = (row["silicon_ttft_ms"] + row["silicon_tpot_ms"] * (row["osl"] - 1)) / 1e3
     tokens = row["batch_size"] / seconds * 0.9 * (row["isl"] + row["osl"])

@@ -1,13 +1,13 @@
 """Fit the kernel model to measured kernel times: what `system/models/kernel_times.yaml` ships.
 
-    python benchmarks/studies/kernel_fits.py ../shared/data/profiling/aiconfigurator [GPU ...]
+    pip download --no-deps aiconfigurator-core==0.12.0  # and unzip it
+    python benchmarks/studies/kernel_fits.py aiconfigurator_core/systems/data [GPU ...]
 
 Four rows of five are fitted, the fifth is held out, and errors are those of the fifth. Rows that
 no model serves are left out: matrices with fewer than 512 columns or rows, 16,384 tokens and more.
 
-The H200 has rows whose window was mixed up: prefill without one is as fast as with one, 2.3 times
-as fast as its units can compute, and decodes with one are as slow as without. H100 and H200 share
-their units, so prefill attention is taken from the H100, and decodes are fitted without a window.
+Tables of one version of vLLM are fitted together (`TABLES`); versions that are shipped and whose
+tables are not in the wheel stay as they are.
 """
 
 import sys
@@ -22,25 +22,42 @@ from scipy.optimize import least_squares
 
 from penstock.system.models import kernels
 from penstock.system.models.gpus import OUT, SHEETS, TYPICAL
+from penstock.system.models.shape import BYTES
 
 FOLDERS = {
-    "a100-sxm": ("a100_sxm/vllm_0.14.0", "a100_sxm/vllm_0.14.0"),
-    "h100-sxm": ("h100_sxm/vllm_0.19.0", "h100_sxm/vllm_0.19.0"),
-    "h200-sxm": ("h200_sxm/vllm_0.19.0", "h200_sxm/vllm_0.19.0"),
-    "b200-sxm": ("b200_sxm/vllm_0.19.0", "b200_sxm/vllm_0.22.0"),
-}
-"""Where the times of GEMMs, experts and collectives lie, and where those of attention do: the fp8
-GEMMs of vLLM 0.22 on the B200 all take 150 us, which is the host and not the kernel."""
+    "a100-sxm": "a100_sxm", "h100-sxm": "h100_sxm", "h200-sxm": "h200_sxm", "b200-sxm": "b200_sxm",
+    "b300-sxm": "b300_sxm", "gb200": "gb200", "l40s": "l40s", "rtxpro6000": "rtx_pro_6000_server",
+}  # fmt: skip
+"""Where the tables of each GPU lie."""
+
+VERSIONS = {"a100-sxm": "0.14.0"}
+"""Whose newest tables are not those of `NEWEST`."""
+
+NEWEST = "0.24.0"
+OTHER_TABLES = {("l40s", "comm"): "0.22.0"}  # the only ones
+
+L2_MB = {
+    "a100-sxm": 40, "h100-sxm": 50, "h200-sxm": 50, "b200-sxm": 126, "b300-sxm": 126, "gb200": 126,
+    "l40s": 96, "rtxpro6000": 128,
+}  # fmt: skip
+"""A call that is repeated finds a KV cache of this size there, one of a served model with its many
+layers does not: decodes are fitted where it is much smaller or twice as large."""
+
+LONGEST_START_US = 30.0
+"""GEMMs whose smallest call takes longer were measured with the host that starts them, as those of
+0.24 in blocks of fp8; a CUDA graph has no such wait, so those of another version stay."""
 
 NAMES = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8-block", "nvfp4": "fp4"}
-WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8-block": 1.0, "fp4": 0.5625, "int4": 0.5625}
+EXPERTS = NAMES | {"int4_wo": "int4", "w4a16_mxfp4": "mxfp4"}
+UNITS = {"int4": "bf16", "mxfp4": "bf16"}  # widened before they are computed with
 FEWEST_ROWS = 50
 DEEPSEEK = {"hidden": 7168, "query_rank": 1536, "kv_rank": 512, "rope": 64, "plain": 128}
 
 HEAD = """\
-# Parameters of kernel times, fitted by benchmarks/studies/kernel_fits.py to measurements that
-# ai-dynamo/aiconfigurator publishes (commit 095f58a, Apache-2.0), made with the kernels of vLLM
-# 0.14 to 0.22; errors are those of rows that were held out.
+# Parameters of kernel times, by GPU and version of vLLM whose kernels were timed, fitted by
+# benchmarks/studies/kernel_fits.py to measurements that ai-dynamo/aiconfigurator publishes
+# (0.24 and 0.14: its wheel 0.12.0; 0.19: commit 095f58a; Apache-2.0); errors are those of rows that
+# were held out.
 """
 
 LIMITS = {
@@ -82,6 +99,17 @@ def fitted(
     return {n: float(f"{v:.3g}") for n, v in zip(names, np.exp(best.x), strict=True)}, errors
 
 
+def path_of(root: Path, gpu: str, operation: str, table: str) -> Path:
+    """Return where a table lies."""
+    version = OTHER_TABLES.get((gpu, operation), VERSIONS.get(gpu, NEWEST))
+    return root / FOLDERS[gpu] / operation / "vllm" / version / f"{table}_perf.parquet"
+
+
+def flops_of(gpu: str, precision: str) -> float:
+    """Return the FLOP/s of the units that compute with such weights."""
+    return SHEETS[gpu].flops[UNITS.get(precision, precision.split("-")[0])]
+
+
 def columns(table: pl.DataFrame, *names: str) -> list[np.ndarray]:
     """Return columns as numbers."""
     return [table[name].to_numpy().astype(float) for name in names]
@@ -90,7 +118,7 @@ def columns(table: pl.DataFrame, *names: str) -> list[np.ndarray]:
 def fit_gemm(gpu: str, root: Path) -> dict[str, Any]:
     """GEMMs, by precision."""
     sheet = SHEETS[gpu]
-    rows = pl.read_parquet(root / FOLDERS[gpu][0] / "gemm_perf.parquet").filter(
+    rows = pl.read_parquet(path_of(root, gpu, "gemm", "gemm")).filter(
         (pl.col("n") >= 512)
         & (pl.col("k") >= 512)
         & (pl.col("m") <= 16384)
@@ -99,33 +127,35 @@ def fit_gemm(gpu: str, root: Path) -> dict[str, Any]:
     answer = {}
     for dtype, precision in NAMES.items():
         table = rows.filter(pl.col("gemm_dtype") == dtype)
-        if table.is_empty():
+        if table.height < FEWEST_ROWS:
             continue
         m, n, k, ms = columns(table, "m", "n", "k", "latency")
         names: tuple[str, ...] = ("floor_us", "memory", "compute", "sharpness", "tile_ns")
         if precision != "bf16":
             names += ("activation",)
-        flops, each = sheet.flops[precision.split("-")[0]], WEIGHT_BYTES[precision]
+        flops, each = flops_of(gpu, precision), BYTES[precision]
 
         def predict(p, at, m=m, n=n, k=k, flops=flops, each=each):
             return kernels.gemm(sheet, p, flops, each, m[at], n[at], k[at])
 
-        answer[precision] = fitted(predict, names, ms * 1e-3)
+        fit = fitted(predict, names, ms * 1e-3)
+        if fit[0]["floor_us"] < LONGEST_START_US:
+            answer[precision] = fit
     return answer
 
 
 def fit_experts(gpu: str, root: Path) -> dict[str, Any]:
     """Experts, by precision; tokens go to some experts more often than to others."""
     sheet = SHEETS[gpu]
-    rows = pl.read_parquet(root / FOLDERS[gpu][0] / "moe_perf.parquet").filter(
+    rows = pl.read_parquet(path_of(root, gpu, "moe", "moe")).filter(
         (pl.col("distribution") == "power_law_1.01")
         & (pl.col("inter_size") / pl.col("moe_tp_size") >= 128)
         & (pl.col("moe_ep_size") <= 8)
         & (pl.col("num_tokens") <= 16384)
-        & pl.col("kernel_source").is_in(["vllm_fused_moe", "vllm_marlin_int4_moe"])
+        & ~pl.col("kernel_source").str.contains("w4a4mxfp4")  # of another format
     )
     answer = {}
-    for dtype, precision in {**NAMES, "int4_wo": "int4"}.items():
+    for dtype, precision in EXPERTS.items():
         table = rows.filter(pl.col("moe_dtype") == dtype)
         if table.height < FEWEST_ROWS:
             continue
@@ -133,8 +163,7 @@ def fit_experts(gpu: str, root: Path) -> dict[str, Any]:
         n, h, w, k, count = columns(table, *columns_of)
         tp, ep, ms = columns(table, "moe_tp_size", "moe_ep_size", "latency")
         names = ("floor_us", "memory", "compute", "sharpness", "activation", "spread")
-        units = "bf16" if precision == "int4" else precision.split("-")[0]
-        flops, each = sheet.flops[units], WEIGHT_BYTES[precision]
+        flops, each = flops_of(gpu, precision), BYTES[precision]
 
         def predict(p, i, n=n, h=h, w=w / tp, k=k, count=count, ep=ep, flops=flops, each=each):
             layer = kernels.ExpertLayer(h[i], w[i], k[i], count[i], ep[i])
@@ -158,35 +187,37 @@ def attention_rows(path: Path) -> pl.DataFrame:
 
 
 def fit_prefill(gpu: str, root: Path) -> dict[str, Any]:
-    """Attention of prompts."""
+    """Attention of prompts, by the precision of the KV cache."""
     sheet = SHEETS[gpu]
-    measured = "h100-sxm" if gpu == "h200-sxm" else gpu
-    path = root / FOLDERS[measured][1] / "context_attention_perf.parquet"
-    rows = attention_rows(path).filter(
-        (pl.col("isl") >= 64)
-        & (pl.col("batch_size") * pl.col("isl") <= 65536)
-        & (pl.col("kv_cache_dtype") == "bfloat16")
+    rows = attention_rows(path_of(root, gpu, "attention", "context_attention")).filter(
+        (pl.col("isl") >= 64) & (pl.col("batch_size") * pl.col("isl") <= 65536)
     )
-    heads = ("num_heads", "num_key_value_heads", "head_dim")
-    b, new, window, ms = columns(rows, "batch_size", "isl", "window_size", "latency")
-    h, kv, d = columns(rows, *heads)
-    pairs = b * new * np.where(window > 0, np.minimum(new / 2, window), new / 2)
-    names = ("floor_us", "memory", "compute", "sharpness", "block")
+    answer = {}
+    for dtype in ("bfloat16", "fp8"):
+        table = rows.filter(pl.col("kv_cache_dtype") == dtype)
+        if table.is_empty():
+            continue
+        b, new, window, ms = columns(table, "batch_size", "isl", "window_size", "latency")
+        h, kv, d = columns(table, "num_heads", "num_key_value_heads", "head_dim")
+        tokens, pairs = (
+            b * new,
+            b * new * np.where(window > 0, np.minimum(new / 2, window), new / 2),
+        )
 
-    def predict(p, i):
-        return kernels.prefill_attention(sheet, p, (b * new)[i], pairs[i], h[i], kv[i], d[i])
+        def predict(p, i, t=tokens, q=pairs, h=h, kv=kv, d=d):
+            return kernels.prefill_attention(sheet, p, t[i], q[i], h[i], kv[i], d[i])
 
-    return {"bf16": fitted(predict, names, ms * 1e-3)}
+        names = ("floor_us", "memory", "compute", "sharpness", "block")
+        answer[NAMES[dtype]] = fitted(predict, names, ms * 1e-3)
+    return answer
 
 
 def fit_decode(gpu: str, root: Path) -> dict[str, Any]:
     """Attention of decodes, by the precision of the KV cache."""
     sheet = SHEETS[gpu]
-    rows = attention_rows(root / FOLDERS[gpu][1] / "generation_attention_perf.parquet").filter(
+    rows = attention_rows(path_of(root, gpu, "attention", "generation_attention")).filter(
         (pl.col("step") <= 32768) & (pl.col("batch_size") <= 512)
     )
-    if gpu == "h200-sxm":  # a window changes nothing there: it was not in force
-        rows = rows.filter(pl.col("window_size") == 0)
     answer = {}
     for dtype in ("bfloat16", "fp8"):
         table = rows.filter(pl.col("kv_cache_dtype") == dtype)
@@ -195,7 +226,10 @@ def fit_decode(gpu: str, root: Path) -> dict[str, Any]:
         b, step, window, ms = columns(table, "batch_size", "step", "window_size", "latency")
         h, kv, d = columns(table, "num_heads", "num_key_value_heads", "head_dim")
         seen = np.where(window > 0, np.minimum(step + 1, window), step + 1)
-        each = WEIGHT_BYTES[NAMES[dtype]]
+        each = BYTES[NAMES[dtype]]
+        moved = b * seen * 2 * kv * d * each / L2_MB[gpu] / 1e6
+        true = (moved < 1 / 16) | (moved > 2)
+        b, seen, h, kv, d, ms = (column[true] for column in (b, seen, h, kv, d, ms))
 
         def predict(p, i, b=b, seen=seen, h=h, kv=kv, d=d, each=each):
             return kernels.decode_attention(sheet, p, each, b[i], seen[i], h[i], kv[i], d[i])
@@ -216,7 +250,7 @@ def latent_weights(heads: np.ndarray) -> np.ndarray:
 def fit_latent(gpu: str, root: Path, phase: str) -> dict[str, Any]:
     """Latent attention with its projections, by the precision of these."""
     sheet = SHEETS[gpu]
-    path = root / FOLDERS[gpu][1] / f"mla_{phase}_module_perf.parquet"
+    path = path_of(root, gpu, "mla", f"mla_{phase}_module")
     if not path.exists():
         return {}
     rows = pl.read_parquet(path).filter(pl.col("kv_cache_dtype") == "bfloat16")
@@ -228,7 +262,7 @@ def fit_latent(gpu: str, root: Path, phase: str) -> dict[str, Any]:
     answer = {}
     for dtype, precision in NAMES.items():
         table = rows.filter((pl.col("gemm_type") == dtype) & (pl.col("num_heads") >= 8))
-        if table.is_empty():
+        if table.height < FEWEST_ROWS:
             continue
         h, b, isl, step, ms = columns(table, "num_heads", "batch_size", "isl", "step", "latency")
         if phase == "context":
@@ -237,7 +271,7 @@ def fit_latent(gpu: str, root: Path, phase: str) -> dict[str, Any]:
         else:
             tokens, pairs, kept = b, b * step, b * step * 576 * 2
             each_pair = h * 2 * (576 + 512)
-        flops, each = sheet.flops[precision.split("-")[0]], WEIGHT_BYTES[precision]
+        flops, each = flops_of(gpu, precision), BYTES[precision]
         weights = latent_weights(h)
 
         def predict(p, i, w=weights, t=tokens, q=pairs, c=kept, e=each_pair, f=flops, by=each):
@@ -252,7 +286,7 @@ def fit_latent(gpu: str, root: Path, phase: str) -> dict[str, Any]:
 def fit_all_reduce(gpu: str, root: Path) -> dict[str, Any]:
     """All-reduce inside one machine, from a CUDA graph."""
     sheet = SHEETS[gpu]
-    rows = pl.read_parquet(root / FOLDERS[gpu][0] / "custom_allreduce_perf.parquet").filter(
+    rows = pl.read_parquet(path_of(root, gpu, "comm", "custom_allreduce")).filter(
         (pl.col("backend") == "vllm_graph") & (pl.col("message_size") <= 2**28)
     )
     numbers, gpus, ms = columns(rows, "message_size", "num_gpus", "latency")
@@ -281,7 +315,8 @@ def main() -> None:
             "latent_decode": fit_latent(gpu, root, "generation"),
             "all_reduce": fit_all_reduce(gpu, root),
         }
-        document[gpu] = {
+        version = VERSIONS.get(gpu, NEWEST).rpartition(".")[0]
+        document.setdefault(gpu, {})[version] = {
             operation: {precision: {**p, "errors": e} for precision, (p, e) in answers.items()}
             for operation, answers in fits.items()
             if answers

@@ -14,6 +14,7 @@ from penstock.planning.scenario import read_plan
 from penstock.scenario.scenario import Scenario, read_scenario
 from penstock.system.gpu_memory import Gpu
 from penstock.system.models.served import served_model, shaped_hardware
+from penstock.system.models.shape import Numbers
 
 WORKLOAD = "workload: {poisson: {rate: 2, prompt: 500, output: 100}}\n"
 
@@ -150,7 +151,46 @@ def test_the_command_refuses_half_a_question(line: list[str], named: str) -> Non
 
 
 def test_hardware_without_kernel_times_says_so() -> None:
-    said = shaped_hardware(served_model("Llama-3.1-8B", "l40s")).origin
+    said = shaped_hardware(served_model("Llama-3.1-8B", "l40")).origin
     assert "only the sheet is known, not its kernels" in said
     another = dataclasses.replace(served_model("Llama-3.1-8B", "h100"), engine="another")
     assert "taken for vLLM's" in another.caution
+
+
+def test_an_engine_may_have_a_version_whose_host_and_nearest_kernels_are_taken() -> None:
+    newest, older = (served_model("Llama-3.1-8B", "h100", engine=name) for name in ("vllm", "vllm-0.12.1"))
+    assert (older.engine, older.version) == ("vllm", "0.12")
+    assert older.host.batch_s > newest.host.batch_s == 0
+    assert older.times.composition(64).linear([1.0])[0] > newest.times.composition(64).linear([1.0])[0] + 1e-3
+    assert "the kernels of h100-sxm as vLLM 0.19 has them, the nearest to 0.12" in older.caution
+    assert "as vLLM" not in newest.caution
+    oldest = served_model("Llama-3.1-8B", "h100", engine="vllm-0.6")
+    assert oldest.host.request_s > older.host.request_s
+    with pytest.raises(InputError, match="times are known by version of vllm alone; give sglang"):
+        served_model("Llama-3.1-8B", "h100", engine="sglang-0.5")
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "precision", "numbers"),
+    [
+        ("Kimi-K2.5", "vllm", "fp4", Numbers("bf16", "fp4", "bf16", "fp8")),
+        ("Kimi-K2.5", "vllm", None, Numbers("bf16", "int4", "bf16", "bf16")),
+        ("gpt-oss-120b", "vllm", "fp4", Numbers("bf16", "mxfp4", "bf16", "bf16")),
+        ("Llama-3.1-70B", "vllm", "fp4", Numbers("fp4", "fp4", "fp4", "fp8")),
+        ("Llama-3.1-70B", "vllm", "fp8", Numbers("fp8", "fp8", "fp8", "bf16")),
+        ("Llama-3.1-70B", "tensorrt-llm", "fp8", Numbers("fp8", "fp8", "fp8", "fp8")),
+        ("nvidia/Llama-3.1-8B-Instruct-FP8", "vllm", None, Numbers("fp8", "fp8", "fp8", "fp8")),
+        ("nvidia/Llama-3.1-8B-Instruct-NVFP4", "vllm", None, Numbers("fp4", "fp4", "fp4", "fp8")),
+        ("RedHatAI/Llama-3.1-8B-Instruct-FP8-dynamic", "vllm", None, Numbers("fp8", "fp8", "fp8", "bf16")),
+    ],
+)
+def test_precisions_are_those_of_the_checkpoint_that_is_served(
+    model: str, engine: str, precision: str | None, numbers: Numbers
+) -> None:
+    assert served_model(model, "b200", 8, precision=precision, engine=engine).numbers == numbers
+
+
+def test_decodes_beside_prefill_read_keys_and_values_once_for_each_query_head_under_flash_attention_2() -> None:
+    for gpu, again in (("a100", 0.25 * 3), ("l40s", 0.25 * 3), ("h100", 0.0), ("b200", 0.0)):
+        alone, mixed = served_model("Llama-3.1-8B", gpu).times.composition(64).of_decodes
+        assert mixed == pytest.approx((1 + again) * alone)

@@ -24,6 +24,11 @@ _LONG = 8192.0  # tokens of context at which costs per token of context are take
 _MANY = 32.0  # requests at which they are
 _LOGITS = 64.0  # requests that need a token, for the time of logits
 _START_SHARPNESS = 4.0
+_READ_AGAIN = 0.25
+"""Share of the time of a decode's attention that each further query head of a KV head adds where
+FlashAttention 2 has prompts and decodes in one call: it reads keys and values for each anew. Medians
+of some 5,000 calls each on an RTX PRO 6000 (llmservingsim): 1.6 times the time of decodes alone with
+4 query heads to a KV head, 2.8 times with 8; on an RTX 4090 2.0 with 4."""
 _LATENT_FLOOR_US = 10.0
 """Least time of latent attention from a CUDA graph. Kernels were measured without, where starting
 them takes 60 to 100 us; this is fitted to DeepSeek-R1 on H200 under SGLang."""
@@ -31,9 +36,6 @@ _NO_HOST = Host()
 MOST_WINDOW = 2_048
 """Tokens of a sliding window which most requests are longer than, so that each looks at all of it;
 a layer with a longer one is timed as if it looked at all tokens."""
-_WEIGHT_ONLY = {"mxfp4": 0.5}
-"""Share of the FLOPs of experts in 16 bits that experts reach whose weights alone have 4 bits:
-these are widened on the way. Fitted to gpt-oss-120b on H100 under vLLM."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +71,7 @@ class LayerTimes:
             self_attention=pair / 2.0,
             cross_attention=pair,
             decode_attention=decode,
+            mixed_attention=self.seconds_per_context(beside_prefill=True),
             per_request=self.per_request(),
         )
 
@@ -81,7 +84,9 @@ class LayerTimes:
         if shape.dense_layers:
             seconds = seconds + shape.dense_layers * self._mlp(tokens, float(shape.width))
         if shape.experts is not None:
-            seconds = seconds + shape.expert_layers * self._mixture(shape.experts, tokens)
+            beside = self._small(tokens * self.host.expert_token_bytes)
+            mixture = self._mixture(shape.experts, tokens) + beside
+            seconds = seconds + shape.expert_layers * mixture
         share = shape.vocabulary / self.tensor_parallel
         logits = self._gemm("bf16", np.minimum(tokens, _LOGITS), share, float(shape.hidden))
         return np.asarray(self._started(tokens, seconds + logits) + self.host.batch_s)
@@ -104,7 +109,7 @@ class LayerTimes:
             near = self._latent_prefill(np.array([_LONG]), np.array([0.0]))
             far = self._latent_prefill(np.array([_LONG]), np.array([_LONG**2]))
             return float((far - near)[0] * shape.layers / _LONG**2)
-        p = self.gpu.shares("prefill_attention")
+        p = self.gpu.shares("prefill_attention", self.numbers.kv)
         seconds = 0.0
         for kind in self.looking:
             heads = _arrays(kind.on_gpu(tp))
@@ -115,13 +120,21 @@ class LayerTimes:
             seconds += float(((far - near) / (few * (many - few)))[0]) * kind.layers
         return seconds
 
-    def seconds_per_context(self) -> float:
+    def seconds_per_context(self, *, beside_prefill: bool = False) -> float:
         """Return the seconds of each token before a decode, in layers that look at all of them."""
         seconds = 0.0
         for kind in self.looking:
             near, far = self._decode(_LONG / 8, kind), self._decode(_LONG, kind)
-            seconds += kind.layers * float(far - near) / (_MANY * _LONG * 7 / 8)
+            again = self._read_again(kind) if beside_prefill else 0.0
+            seconds += (1.0 + again) * kind.layers * float(far - near) / (_MANY * _LONG * 7 / 8)
         return seconds
+
+    def _read_again(self, kind: Attention) -> float:
+        """Return by how much decodes beside prefill take longer, as a share."""
+        if not self.gpu.reads_again or self.numbers.kv != "bf16" or self.shape.latent is not None:
+            return 0.0
+        heads, kv_heads, _ = kind.on_gpu(self.tensor_parallel)
+        return _READ_AGAIN * (heads / kv_heads - 1.0)
 
     def per_request(self) -> float:
         """Return the seconds of each request: host, units that start, and sliding windows."""
@@ -166,10 +179,8 @@ class LayerTimes:
         layer = kernels.ExpertLayer(
             *_arrays((shape.hidden, width, experts.per_token, experts.count, ep))
         )
-        flops = self._flops(precision) * _WEIGHT_ONLY.get(precision, 1.0)
-        seconds = seconds + kernels.experts(
-            self.gpu.sheet, p, flops, BYTES[precision], tokens, layer
-        )
+        flops, weight_bytes = self._flops(precision), BYTES[precision]
+        seconds = seconds + kernels.experts(self.gpu.sheet, p, flops, weight_bytes, tokens, layer)
         if not experts.shared_width:
             return np.asarray(seconds + self._all_reduce(tokens))
         return np.asarray(seconds + self._mlp(tokens, float(experts.shared_width)))
@@ -201,7 +212,7 @@ class LayerTimes:
         projected = self._gemm(precision, tokens, kind.projected(tp), hidden)
         out = self._gemm(precision, tokens, hidden, kind.heads / tp * kind.head_dim)
         floor = self.gpu.shares("decode_attention", self.numbers.kv)["floor_us"] * 1e-6
-        p = self.gpu.shares("prefill_attention")
+        p = self.gpu.shares("prefill_attention", self.numbers.kv)
         pairs = tokens * max(kind.window, 1)
         widths = _arrays(kind.on_gpu(tp))
         near = kernels.prefill_attention(self.gpu.sheet, p, tokens, pairs, *widths)

@@ -17,7 +17,11 @@ _FILE = Path(__file__).parent / "shapes.yaml"
 # Of a model, whose shape is the same: what it was trained for, and a version or a month.
 _VARIANTS = ("-hf", "-chat", "-instruct", "-it", "-base", "-pt", "-thinking", "-preview")
 _VERSION = r"-(v0\.\d|\d{4})$"
-_INT4 = r"(-awq|-gptq-int4|-awq-int4|[-.]w4a16)$"  # whose weights others converted to 4 bits
+_CONVERTED = {  # by others than the maker: endings of names, and the precision of the weights
+    "int4": r"(-awq|-gptq-int4|-awq-int4|[-.]w4a16)$",
+    "fp8": r"-fp8(-dynamic)?$",
+    "fp4": r"-(nvfp4|fp4)$",
+}
 _PARTS = {"latent": Latent, "experts": Experts, "stored": Numbers}
 
 
@@ -43,14 +47,18 @@ def model_shape(model: str, folder: Path = Path()) -> ModelShape:
         from penstock.system.models.config import read_shape  # names need no configs
 
         return read_shape(config)
-    called = model.rpartition("/")[2]
-    plain = called.lower().removeprefix("meta-")
-    converted = re.sub(_INT4, "", plain).removesuffix("-quantized")
-    if converted != plain:
-        shape = dataclasses.replace(model_shape(converted), name=called, published_gb=None)
-        return dataclasses.replace(shape, stored=shape.numbers("int4"))
     if (known := by_name(model)) is not None:
         return known
+    maker, _, called = model.rpartition("/")
+    plain = called.lower().removeprefix("meta-")
+    for precision, ending in _CONVERTED.items():
+        converted = re.sub(ending, "", plain).removesuffix("-quantized")
+        if converted == plain or (shape := by_name(converted)) is None:
+            continue
+        # NVIDIA's checkpoints ask for a KV cache in 8 bits, those of others do not.
+        kv = "fp8" if maker.lower() == "nvidia" else None
+        stored = shape.numbers(precision, kv)
+        return dataclasses.replace(shape, name=called, published_gb=None, stored=stored)
     names = [name.lower() for name in catalogue()]
     plain = _plain(model)
     near = [name for name in names if name.startswith(plain)] or names

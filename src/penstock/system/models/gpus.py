@@ -60,6 +60,9 @@ The memory is what drivers report, which is less than what the name says. 16 bit
 T4 and V100 have float16 only.
 """
 
+_FLASH_2 = r"a100|a10|l4|l20|rtx"
+"""Beginnings of the names of GPUs on which engines run FlashAttention 2."""
+
 TYPICAL = {
     "floor_us": 5.0,
     "memory": 0.8,
@@ -85,40 +88,65 @@ SHEET_ALONE = 1.6
 by their kernels (models of the catalogue on 1 to 8 GPUs, one decode to a prompt of 2,048)."""
 
 
+Tables = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""Parameters by operation and precision."""
+
+NEAR = {"int8": ("fp8",), "mxfp4": ("int4", "bf16")}
+"""Whose parameters stand for those of a precision that was not measured, before those of others."""
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """Return a version as numbers that compare as versions do."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def _ordinal(version: str) -> int:
+    major, minor = version_key(version)
+    return 1000 * major + minor
+
+
 @dataclasses.dataclass(frozen=True)
 class KnownGpu:
     """A GPU: its sheet, and the parameters of its operations."""
 
     name: str
     sheet: Sheet
-    # Parameters by operation and precision; empty: only the sheet is known.
-    fits: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    # By version of vLLM whose kernels were timed, nearest to what is served first; empty: only the
+    # sheet is known.
+    fits: Mapping[str, Tables]
 
     @property
     def measured(self) -> bool:
         """Whether its kernels were measured."""
         return bool(self.fits)
 
+    @property
+    def reads_again(self) -> bool:
+        """Whether a decode beside prefill reads its KV cache once for each query head."""
+        return re.match(_FLASH_2, self.name) is not None
+
     def shares(self, operation: str, precision: str = "bf16") -> Shares:
         """Return an operation's parameters, else those of the nearest precision measured."""
-        answers = self.fits.get(operation, {})
-        near = ("fp8",) if precision == "int8" else ()
+        near = NEAR.get(precision, ())
         for name in (precision, precision.partition("-")[0], *near, "bf16", "fp8"):
-            if name in answers:
-                return answers[name]
+            for tables in self.fits.values():
+                if name in tables.get(operation, {}):
+                    return tables[operation][name]
         return TYPICAL
 
     def error(self, operation: str, precision: str = "bf16") -> Mapping[str, float] | None:
         """Return median and p90 error of an operation's fit on held-out rows; None: no rows."""
-        errors: Mapping[str, float] | None = (
-            self.fits.get(operation, {}).get(precision, {}).get("errors")
-        )
-        return errors
+        errors: Mapping[str, float] | None
+        for tables in self.fits.values():
+            if errors := tables.get(operation, {}).get(precision, {}).get("errors"):
+                return errors
+        return None
 
 
 @functools.cache
-def _fits() -> Mapping[str, Any]:
-    fits: Mapping[str, Any] = yaml.safe_load(OUT.read_text(encoding="utf-8"))
+def _fits() -> Mapping[str, Mapping[str, Tables]]:
+    fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    fits: Mapping[str, Mapping[str, Tables]] = yaml.load(OUT.read_text(encoding="utf-8"), fast)
     return fits
 
 
@@ -167,11 +195,15 @@ def _spelled(name: object) -> str:
     return whole
 
 
-def known_gpu(name: str) -> KnownGpu:
-    """Return the GPU of that name."""
+def known_gpu(name: str, version: str | None = None) -> KnownGpu:
+    """Return the GPU of that name, with the kernels of a version of vLLM; None: the newest."""
     known = _spelled(name)
     if known in SHEETS:
-        return KnownGpu(known, SHEETS[known], _fits().get(known, {}))
+        tables = _fits().get(known, {})
+        newest = sorted(tables, key=version_key, reverse=True)
+        if version is not None:
+            newest.sort(key=lambda table: abs(_ordinal(table) - _ordinal(version)))
+        return KnownGpu(known, SHEETS[known], {table: tables[table] for table in newest})
     near = nearest(known, SHEETS)
     for maker, names in _OTHERS.items():
         if re.match(names, known):

@@ -4,9 +4,11 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from penstock.system.models.gpus import version_key
 from penstock.system.uncertain import Seen
 
 _FILE = Path(__file__).parent / "hosts.yaml"
@@ -25,6 +27,7 @@ class Host:
     # CUDA graph does: a batch with more than `graph_tokens` takes no less.
     launch_s: float = 0.0
     launch_experts_s: float = 0.0
+    expert_token_bytes: float = 0.0  # that each token moves in a layer with experts, beside kernels
     graph_tokens: int = 512  # largest batch that runs from a CUDA graph
     # Seconds of a request before and after the engine: HTTP, tokenizer, first answer.
     front_s: float = 0.0
@@ -36,6 +39,7 @@ class EngineFit:
 
     title: str
     host: Host  # fitted on the runs of `source`
+    older: Mapping[str, Host]  # of versions up to this one
     source: str  # which runs
     # By measure (`tpot`, `ttft`, and `throughput` at the largest concurrency of each length): a
     # factor that nine of ten predictions were within; and `half` of the throughputs.
@@ -48,15 +52,28 @@ class EngineFit:
     gpus: Sequence[str]
     seen: Seen
 
+    def host_of(self, version: str | None) -> Host:
+        """Return what a version of it adds; None: the newest."""
+        if version is not None:
+            for last in sorted(self.older, key=version_key):
+                if version_key(version) <= version_key(last):
+                    return self.older[last]
+        return self.host
+
 
 @functools.cache
 def engine_fits() -> Mapping[str, EngineFit]:
     """Return what is known of engines, by name; the first stands for those that are not known."""
     entries = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
-    return {
-        name: EngineFit(**(entry | {"host": Host(**entry["host"]), "seen": Seen(**entry["seen"])}))
-        for name, entry in entries.items()
+    return {name: _read(entry) for name, entry in entries.items()}
+
+
+def _read(entry: Mapping[str, Any]) -> EngineFit:
+    host = Host(**entry["host"])
+    older = {
+        last: dataclasses.replace(host, **more) for last, more in entry.get("older", {}).items()
     }
+    return EngineFit(**entry | {"host": host, "older": older, "seen": Seen(**entry["seen"])})
 
 
 def engine_fit(engine: str) -> EngineFit:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import re
 from pathlib import Path
 
 from penstock import checks
@@ -14,12 +15,14 @@ from penstock.system.gpu_memory import GIB, Gpu, ModelMemory
 from penstock.system.models.batch_times import MOST_WINDOW, LayerTimes
 from penstock.system.models.catalogue import model_shape
 from penstock.system.models.gpus import SHEET_ALONE, KnownGpu, known_gpu
-from penstock.system.models.hosts import EngineFit, engine_fit, engine_fits
+from penstock.system.models.hosts import EngineFit, Host, engine_fit, engine_fits
 from penstock.system.models.shape import ModelShape, Numbers
 from penstock.system.uncertain import Within
 from penstock.words import counted
 
 _WEIGHTS_ALONE = ("mxfp4", "int4", "w8a16")  # widened before they are computed with, on any GPU
+_OWN_CHECKPOINTS = ("tensorrt-llm",)
+"""Engines that serve 8 bits from NVIDIA's checkpoints, which ask for a KV cache in 8 bits."""
 _USUAL_BUDGET = 8_192  # tokens, where an engine chooses none
 _KEPT_GIB = 1.0  # of a GPU, that no engine fills with weights
 
@@ -34,14 +37,19 @@ class ServedModel:
     tensor_parallel: int  # GPUs that share each layer
     expert_parallel: int  # how many of them hold whole experts
     engine: str  # whose host adds to the kernels
+    version: str | None = None  # of the engine; None: the newest
     named: str = ""  # the model, as it was asked for; empty: by the path of its config
 
     @property
     def times(self) -> LayerTimes:
         """Times of its layers."""
-        host = engine_fit(self.engine).host
         split = (self.tensor_parallel, self.expert_parallel)
-        return LayerTimes(self.shape, self.gpu, self.numbers, *split, host)
+        return LayerTimes(self.shape, self.gpu, self.numbers, *split, self.host)
+
+    @property
+    def host(self) -> Host:
+        """What its engine adds to the kernels."""
+        return self.fit.host_of(self.version)
 
     @property
     def fit(self) -> EngineFit:
@@ -102,12 +110,19 @@ class ServedModel:
         return Within(self.within["throughput"], judged, fit.seen)
 
     @property
+    def _timed(self) -> str:
+        """Which version's kernels they are, where one was asked for."""
+        if self.version is None or not self.gpu.measured:
+            return ""
+        return f" as vLLM {next(iter(self.gpu.fits))} has them, the nearest to {self.version}"
+
+    @property
     def caution(self) -> str:
         """How far off its batch times may be."""
         within, numbers = self.fit.within, self.numbers
         text = (
             f"follow from the shape of {self.shape.name}, {self.taken}, and the kernels of "
-            f"{self.gpu.name}; nobody measured them. Of {self.fit.points} points of "
+            f"{self.gpu.name}{self._timed}; nobody measured them. Of {self.fit.points} points of "
             f"{self.fit.title} that were predicted so, nine of ten were within a factor of "
             f"{within['tpot']:g} in time per output token and {within['ttft']:g} in TTFT"
         )
@@ -133,13 +148,15 @@ def served_model(
     expert_parallel: int = 1,
     precision: str | None = None,  # of the weights: bf16, fp8, fp4, int4; None: as published
     kv_precision: str | None = None,  # bf16 or fp8; None: as published
-    engine: str = "vllm",  # whose host adds to the kernels
+    engine: str = "vllm",  # whose host adds to the kernels; a version may follow: vllm-0.16
     folder: Path = Path(),  # where a path is looked for
 ) -> ServedModel:
     """Return a model on GPUs."""
-    checks.word("engine", engine, tuple(ENGINES))
-    shape, known = model_shape(model, folder), known_gpu(gpu)
+    engine, version = _engine_and_version(engine)
+    shape, known = model_shape(model, folder), known_gpu(gpu, version)
     shape.check_split(tensor_parallel, expert_parallel)
+    if kv_precision is None and engine in _OWN_CHECKPOINTS and precision == "fp8":
+        kv_precision = "fp8" if shape.stored.dense == "bf16" else None
     numbers = shape.numbers(precision, kv_precision)
     _check_precision(known, numbers, shape)
     weights = shape.weights_bytes(numbers, tensor_parallel) / GIB
@@ -153,7 +170,22 @@ def served_model(
             "fewer bits"
         )
     named = "" if model.endswith(".json") else model
-    return ServedModel(shape, known, numbers, tensor_parallel, expert_parallel, engine, named)
+    split = (tensor_parallel, expert_parallel)
+    return ServedModel(shape, known, numbers, *split, engine, version, named)
+
+
+def _engine_and_version(name: str) -> tuple[str, str | None]:
+    """Return an engine and its version, of a name such as ``vllm-0.16``; None: none is named."""
+    plain = re.fullmatch(r"(.+)-v?(\d+\.\d+)(\.\w+)*", str(name))
+    engine, version = (plain[1], plain[2]) if plain else (name, None)
+    checks.word("engine", engine, tuple(ENGINES))
+    timed = [known for known, fit in engine_fits().items() if fit.older]
+    if version is not None and engine not in timed:
+        raise InputError(
+            f"engine is {checks.shown(name)}, but times are known by version of "
+            f"{' and '.join(timed)} alone; give {engine} without one"
+        )
+    return engine, version
 
 
 def _enough(shape: ModelShape, numbers: Numbers, expert_parallel: int, room_gib: float) -> str:

@@ -227,6 +227,10 @@ class ModelShape:
         same = {part for part in parts if part.removeprefix("mx").partition("-")[0] == precision}
         if precision is None or same == parts or (same and precision != "bf16"):
             numbers = stored
+        elif precision == "fp4" and self.experts is not None and stored.experts != "bf16":
+            # As NVIDIA converts them: the experts, and dense layers where these had fewer bits.
+            dense = "bf16" if stored.dense == "bf16" else "fp4"
+            numbers = Numbers(dense, "fp4", "bf16", "fp8")
         elif len(parts) > 1 and precision != "bf16":
             raise InputError(
                 f"precision is {precision}, but {self.name} is published with experts in "
@@ -235,7 +239,8 @@ class ModelShape:
             )
         else:
             number = ASKED[precision]
-            numbers = Numbers(number, number, number, stored.kv)
+            cache = "fp8" if precision == "fp4" else stored.kv  # as NVIDIA publishes them
+            numbers = Numbers(number, number, number, cache)
         return numbers if kv is None else dataclasses.replace(numbers, kv=kv)
 
     def weights_bytes(self, numbers: Numbers, tensor_parallel: int = 1) -> float:
