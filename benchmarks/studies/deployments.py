@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from how_far_off import CONFIGS, ENGINES_HERE, SLOTS, TOKEN_BUDGET, points
+from how_far_off import AT_ONCE, CONFIGS, ENGINES_HERE, SLOTS, TOKEN_BUDGET, points
 
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
@@ -111,14 +111,17 @@ def candidates(
 def row_of(point: Point, number: int) -> dict[str, Any]:
     """Return a point as a row of benchmarks: a closed loop, lengths from 80% to 100%."""
     flying = point["batch_size"]
+    at_once = (point["backend"], point["model_path"]) in AT_ONCE
+    least = 1.0 if at_once else 0.8
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
     for name, most in (("prompt", point["isl"]), ("output", point["osl"])):
-        row |= {f"{name}_low": int(0.8 * most), f"{name}_high": most, f"{name}_tokens": 0.9 * most}
+        low, mean = int(least * most), (1 + least) / 2 * most
+        row |= {f"{name}_low": low, f"{name}_high": most, f"{name}_tokens": mean}
     return row | {
         "row": number,
         "pattern": "closed",
         "in_flight": flying,
-        "completed": max(10 * flying, 20),
+        "completed": flying if at_once else max(10 * flying, 20),
         "incomplete": 0,
         "ttft_mean_s": point["silicon_ttft_ms"] / 1e3,
         "tpot_mean_s": point["silicon_tpot_ms"] / 1e3,
@@ -134,10 +137,11 @@ def _stored(path: Path) -> tuple[bool, bool]:
 
 def served_of(data: Path, point: Point, kv: str | None = None) -> ServedModel:
     """Return the model of a point on its GPUs."""
-    model = point["model_path"]
+    model, engine = point["model_path"], ENGINES_HERE[point["backend"]]
     name = CONFIGS.get(model, model.replace("/", "--"))
     path = data / f"models/{name}_config.json"
     mixed, experts = _stored(path)
+    version = point["backend_version"] if engine == "vllm" else None
     return served_model(
         str(path),
         point["system"],
@@ -145,7 +149,7 @@ def served_of(data: Path, point: Point, kv: str | None = None) -> ServedModel:
         max(point["moe_ep_size"] or 1, 1) if experts else 1,
         None if mixed else point["precision"],
         "fp8" if model.startswith("nvidia/") else kv,  # their checkpoints ask for it
-        ENGINES_HERE[point["backend"]],
+        engine if version is None else f"{engine}-{version}",
     )
 
 

@@ -1,13 +1,13 @@
 """Fit the kernel model to measured kernel times: what `system/models/kernel_times.yaml` ships.
 
     pip download --no-deps aiconfigurator-core==0.12.0  # and unzip it
-    python benchmarks/studies/kernel_fits.py aiconfigurator_core/systems/data [GPU ...]
+    python benchmarks/studies/kernel_fits.py aiconfigurator_core/systems/data
+    python benchmarks/studies/kernel_fits.py ../shared/data/profiling/aiconfigurator 0.19.0
 
 Four rows of five are fitted, the fifth is held out, and errors are those of the fifth. Rows that
 no model serves are left out: matrices with fewer than 512 columns or rows, 16,384 tokens and more.
 
-Tables of one version of vLLM are fitted together (`TABLES`); versions that are shipped and whose
-tables are not in the wheel stay as they are.
+Of the older version only what became another kernel is fitted: GEMMs and experts.
 """
 
 import sys
@@ -29,9 +29,6 @@ FOLDERS = {
     "b300-sxm": "b300_sxm", "gb200": "gb200", "l40s": "l40s", "rtxpro6000": "rtx_pro_6000_server",
 }  # fmt: skip
 """Where the tables of each GPU lie."""
-
-VERSIONS = {"a100-sxm": "0.14.0"}
-"""Whose newest tables are not those of `NEWEST`."""
 
 NEWEST = "0.24.0"
 OTHER_TABLES = {("l40s", "comm"): "0.22.0"}  # the only ones
@@ -66,6 +63,7 @@ LIMITS = {
     "attention": (0.02, 1.2),
     "sharpness": (1.0, 8.0),
     "growth": (0.5, 1.0),
+    "uneven": (0.001, 0.9),
     "floor_us": (0.5, 500.0),
 }
 LIKELY = (1e-3, 100.0)
@@ -82,7 +80,7 @@ def fitted(
     rows = np.flatnonzero(~held)
     if rows.size > 12_000:
         rows = rng.choice(rows, 12_000, replace=False)
-    start = np.log([TYPICAL[name] for name in names])
+    start = np.log([(TYPICAL | {"uneven": 0.3})[name] for name in names])
 
     def off(logs: np.ndarray, at: np.ndarray) -> np.ndarray:
         return np.log(predict(dict(zip(names, np.exp(logs), strict=True)), at) / seconds[at])
@@ -100,9 +98,18 @@ def fitted(
 
 
 def path_of(root: Path, gpu: str, operation: str, table: str) -> Path:
-    """Return where a table lies."""
-    version = OTHER_TABLES.get((gpu, operation), VERSIONS.get(gpu, NEWEST))
-    return root / FOLDERS[gpu] / operation / "vllm" / version / f"{table}_perf.parquet"
+    """Return where a table lies: as in the wheel, or in a folder for each version."""
+    version = OTHER_TABLES.get((gpu, operation), version_of(gpu))
+    plain = root / FOLDERS[gpu] / f"vllm_{version}"
+    folder = plain if plain.exists() else root / FOLDERS[gpu] / operation / "vllm" / version
+    return folder / f"{table}_perf.parquet"
+
+
+def version_of(gpu: str) -> str:
+    """Return which version of vLLM is fitted."""
+    if len(sys.argv) > 2:
+        return sys.argv[2]
+    return "0.14.0" if gpu == "a100-sxm" else NEWEST
 
 
 def flops_of(gpu: str, precision: str) -> float:
@@ -145,7 +152,10 @@ def fit_gemm(gpu: str, root: Path) -> dict[str, Any]:
 
 
 def fit_experts(gpu: str, root: Path) -> dict[str, Any]:
-    """Experts, by precision; tokens go to some experts more often than to others."""
+    """Experts, by precision; tokens go to some experts more often than to others.
+
+    Of GPUs that have whole experts the tables time the busiest.
+    """
     sheet = SHEETS[gpu]
     rows = pl.read_parquet(path_of(root, gpu, "moe", "moe")).filter(
         (pl.col("distribution") == "power_law_1.01")
@@ -162,14 +172,17 @@ def fit_experts(gpu: str, root: Path) -> dict[str, Any]:
         columns_of = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts")
         n, h, w, k, count = columns(table, *columns_of)
         tp, ep, ms = columns(table, "moe_tp_size", "moe_ep_size", "latency")
-        names = ("floor_us", "memory", "compute", "sharpness", "activation", "spread")
+        names = ("floor_us", "memory", "compute", "sharpness", "activation", "spread", "uneven")
         flops, each = flops_of(gpu, precision), BYTES[precision]
 
         def predict(p, i, n=n, h=h, w=w / tp, k=k, count=count, ep=ep, flops=flops, each=each):
             layer = kernels.ExpertLayer(h[i], w[i], k[i], count[i], ep[i])
-            return kernels.experts(sheet, p, flops, each, n[i], layer)
+            tokens = n[i] * ep[i] ** p["uneven"]
+            return kernels.experts(sheet, p, flops, each, tokens, layer)
 
-        answer[precision] = fitted(predict, names, ms * 1e-3)
+        parameters, errors = fitted(predict, names, ms * 1e-3)
+        del parameters["uneven"]  # of the table's choice of experts, and of no model's
+        answer[precision] = parameters, errors
     return answer
 
 
@@ -303,19 +316,25 @@ def fit_all_reduce(gpu: str, root: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Fit, print, and write the parameters."""
-    root, gpus = Path(sys.argv[1]), sys.argv[2:] or list(FOLDERS)
+    root, newest = Path(sys.argv[1]), len(sys.argv) == 2
     document = yaml.safe_load(OUT.read_text()) if OUT.exists() else {}
-    for gpu in gpus:
-        fits = {
-            "gemm": fit_gemm(gpu, root),
-            "experts": fit_experts(gpu, root),
-            "prefill_attention": fit_prefill(gpu, root),
-            "decode_attention": fit_decode(gpu, root),
-            "latent_prefill": fit_latent(gpu, root, "context"),
-            "latent_decode": fit_latent(gpu, root, "generation"),
-            "all_reduce": fit_all_reduce(gpu, root),
-        }
-        version = VERSIONS.get(gpu, NEWEST).rpartition(".")[0]
+    for gpu in FOLDERS:
+        if not path_of(root, gpu, "gemm", "gemm").exists():
+            continue
+        fits = {"gemm": fit_gemm(gpu, root), "experts": fit_experts(gpu, root)}
+        more = (
+            {}
+            if not newest
+            else {
+                "prefill_attention": fit_prefill(gpu, root),
+                "decode_attention": fit_decode(gpu, root),
+                "latent_prefill": fit_latent(gpu, root, "context"),
+                "latent_decode": fit_latent(gpu, root, "generation"),
+                "all_reduce": fit_all_reduce(gpu, root),
+            }
+        )
+        fits |= more
+        version = version_of(gpu).rpartition(".")[0]
         document.setdefault(gpu, {})[version] = {
             operation: {precision: {**p, "errors": e} for precision, (p, e) in answers.items()}
             for operation, answers in fits.items()

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import polars as pl
 
-from penstock.measuring.calibration.judge import JUDGED, MISSED
+from penstock.measuring.calibration.judge import JUDGED, MISSED, ROUGHLY
 from penstock.measuring.calibration.priors import Prior
 from penstock.measuring.calibration.quantities import Quantity, quantity, time_shown, with_units
 from penstock.show.answers import Meaning, Shown, computed
@@ -29,6 +29,14 @@ LESS = 0.05
 """Share by which having no more KV memory than the rows held may lower a limit unwarned."""
 
 _PARTS = {"fitted": True, "judged": False, "all": None}
+
+
+_WORST = pl.max_horizontal(pl.col(f"{name}_error").abs() for name in JUDGED)
+
+
+def _worst_of(row: Mapping[str, Any]) -> str:
+    """Return the metric by which a row is furthest off."""
+    return max(JUDGED, key=lambda name: abs(row[f"{name}_error"] or 0.0))
 
 
 def _of_runs(values_of: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, Quantity]]:
@@ -154,13 +162,10 @@ class Calibration(Shown):
     @computed()
     def missed(self) -> list[str]:
         """The rows that are missed, the worst first: by how much their worst metric is off."""
-        worst = pl.max_horizontal(pl.col(f"{name}_error").abs() for name in JUDGED)
-        rows = self.rows.filter("missed").sort(worst, descending=True)
-        several = self.rows["run"].n_unique() > 1
+        rows = self.rows.filter("missed").sort(_WORST, descending=True)
         words = []
         for row in rows.iter_rows(named=True):
-            metric = max(JUDGED, key=lambda name: abs(row[f"{name}_error"] or 0.0))
-            which = [row["run"], row["shape"], row["load"]][not several :]
+            metric, which = _worst_of(row), self._named(row)
             if row["fitted"]:
                 which.append("used to fit")
             predicted, known = (
@@ -172,6 +177,23 @@ class Calibration(Shown):
             )
         return words
 
+    def _named(self, row: Mapping[str, Any]) -> list[str]:
+        """Return which row of the benchmarks it is."""
+        several = self.rows["run"].n_unique() > 1
+        return [row["run"], row["shape"], row["load"]][not several :]
+
+    @property
+    def met_roughly(self) -> list[str]:
+        """The rows that were used to fit and are off all the same, the worst first."""
+        off = pl.col("fitted") & ~pl.col("missed") & (_WORST > ROUGHLY)
+        rows = self.rows.filter(off).sort(_WORST, descending=True)
+        words = []
+        for row in rows.iter_rows(named=True):
+            metric = _worst_of(row)
+            error = f"{METRICS[metric].lower()} {row[f'{metric}_error']:+,.0%}"
+            words.append(f"row {row['row']} ({', '.join(self._named(row))}) {error}")
+        return words
+
     @computed()
     def warnings(self) -> list[str]:
         """What a reader must know first: rows missed, costs and limits that no row tells."""
@@ -181,6 +203,12 @@ class Calibration(Shown):
             if self.rows.height == 1:
                 which = "the only benchmark result"
             words.append(f"the calibration missed {which} by more than {MISSED:.0%}")
+        if self.met_roughly:
+            words.append(
+                f"benchmark results that were fitted are off by more than {ROUGHLY:.0%}: "
+                f"{'; '.join(self.met_roughly)}. Near the limit TTFT moves by several times what "
+                "batch times do"
+            )
         words += self.untrusted
         if self.limit_warning is not None:
             words.append(self.limit_warning)

@@ -60,6 +60,7 @@ in a second.
 """
 
 _KNEES = (64.0, 96.0, 128.0, 160.0, 192.0, 224.0, 256.0, 320.0, 384.0, 448.0, 512.0)
+_LEAST_CARRIED = 0.9  # of what arrives: whoever carries less lets a queue grow
 _FULL = 0.8  # share of a closed loop that streams at least, unless something holds the others back
 _FARTHEST = 8.0  # standard deviations of its prior that a cost may be away
 _OFF = (
@@ -195,6 +196,13 @@ def held_back(row: Row, max_batch_size: int | None) -> bool:
     places = min(row["in_flight"], max_batch_size or row["in_flight"])
     waits = (measured(row, "ttft") or 0.0) > 2 * (measured(row, "itl") or 0.0)
     return bool(1 < streams_of(row) < _FULL * places and waits)
+
+
+def saturated(row: Row) -> bool:
+    """Return whether more arrived than the server carried: what left says how much that is."""
+    if row["pattern"] == "closed" or not row["rate"]:
+        return False
+    return bool((row["requests_per_s"] or np.inf) < _LEAST_CARRIED * row["rate"])
 
 
 def _nobody_else(row: Row, streams: float) -> float:

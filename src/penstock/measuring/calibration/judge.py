@@ -23,6 +23,9 @@ from penstock.system.server import Server
 MISSED = 0.25
 """Relative error beyond which a row counts as missed, in any of `JUDGED`."""
 
+ROUGHLY = 0.15
+"""Relative error beyond which a row that was used to fit is met only roughly."""
+
 JUDGED = ("ttft", "itl", "e2e", "requests_per_s")
 """What a row is warned of; the p99s are not fitted, and their errors stand in the table."""
 

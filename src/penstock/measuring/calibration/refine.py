@@ -1,12 +1,13 @@
 """Refine parameters by simulation: Gauss-Newton on log(predicted / measured), and priors."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from penstock.inputs.arrays import Floats
-from penstock.measuring.calibration.equations import Row, column_of, measured
+from penstock.measuring.calibration.equations import Row, column_of, measured, saturated
 from penstock.measuring.calibration.laplace import slopes_of
 from penstock.measuring.calibration.predict import Overhead, Requests, predict
 from penstock.measuring.calibration.priors import Prior
@@ -22,6 +23,7 @@ _TRIES = 6  # of a step, each shorter than the one before
 _LONGEST_STEP = 1.0  # change of a logarithm in a round
 _ENOUGH = 0.002  # share by which a round must improve the fit, or it is the last
 _FARTHEST = 3.0  # logarithm; what is further off counts as this far
+_FARTHEST_BEYOND = 0.4  # the same of TTFT where more arrives than is carried
 _NOISE = 0.02  # misfits below this, or their mean, count as squares, others as they are
 FITTED = ("ttft", "itl")
 """Metrics that are fitted."""
@@ -110,9 +112,23 @@ def _named(names: Sequence[str], numbers: Floats) -> Values:
 
 
 def misfits(rows: Sequence[Sent], server: Server, overhead: Overhead) -> Floats:
-    """Return `misfits_of_all` of the times that were measured, none farther than the farthest."""
-    off = misfits_of_all(rows, server, overhead)
+    """Return `misfits_of_all` of what was measured, none farther than the farthest."""
+    off = misfits_of_all(rows, server, overhead, (*FITTED, "requests_per_s"))
+    off = off.reshape(len(rows), 1 + len(FITTED))
+    beyond = np.array([saturated(row) for row, _ in rows], bool)
+    off[~beyond, 2] = np.nan  # as many leave as arrive, whatever the parameters
+    # TTFT of a queue that grows is off by many times what batch times are, so beyond what costs
+    # can mend it says nothing of them.
+    off[beyond, 0] = np.clip(off[beyond, 0], -_FARTHEST_BEYOND, _FARTHEST_BEYOND)
     return np.clip(off[~np.isnan(off)], -_FARTHEST, _FARTHEST)
+
+
+def slowed(server: Server, slower: float) -> Server:
+    """Return a server whose batches take longer, by so much of their logarithm."""
+    if not slower:
+        return server
+    longer = server.batch_time.scaled(float(np.exp(slower)))
+    return dataclasses.replace(server, batch_time=longer)
 
 
 def misfits_of_all(

@@ -18,11 +18,11 @@ from penstock.document import parsed
 from penstock.errors import InputError, nearest
 from penstock.inputs.arrays import Floats
 from penstock.measuring.calibration.build import USUAL, Build, with_known
-from penstock.measuring.calibration.equations import Row, column_of, measured
+from penstock.measuring.calibration.equations import Row, column_of, measured, saturated
 from penstock.measuring.calibration.laplace import Normal, Posterior, most_probable, slopes_of
 from penstock.measuring.calibration.predict import Overhead, Requests, predict, requests_of
 from penstock.measuring.calibration.priors import Prior
-from penstock.measuring.calibration.refine import FITTED, Fit, Sent, misfits_of_all
+from penstock.measuring.calibration.refine import FITTED, Fit, Sent, misfits_of_all, slowed
 from penstock.measuring.calibration.steps import Common
 from penstock.scenario.server import HardwareSection
 from penstock.simulation.progress import Progress, counting
@@ -209,6 +209,7 @@ def values_of(theta: Floats) -> dict[str, float]:
 
 
 _MOST_REQUESTS = 10_000  # of a row, while it is fitted
+_OTHER_NOISE = 0.3  # change of a logarithm by which the noise of a row is another
 _ROUNDS = 3  # that a fit usually takes, for the progress bar
 _T90 = 2.132  # half of the 90% interval of Student's t with four degrees of freedom, in its scales
 _N90 = 1.645  # and of a normal distribution
@@ -290,14 +291,43 @@ def posterior_of(
     # ``step`` is called before each simulation of the rows.
     times = np.array([[measured(row, metric) or np.nan for metric in FITTED] for row, _ in sent])
     requests = WholeRequests.of(times, np.array([row["output_tokens"] for row, _ in sent]))
+    beyond = np.array([saturated(row) for row, _ in sent])
+    usual = np.append(priors.noise_of(requests), np.full(len(sent), priors.noise["itl"]))
 
-    def misfits(theta: Floats) -> Floats:
+    def misfits(theta: Floats, slower: float = 0.0) -> Floats:
         step()
-        off = misfits_of_all(sent, *build(values_of(theta)), (*FITTED, "e2e"))
+        server, overhead = build(values_of(theta))
+        server = slowed(server, slower)
+        off = misfits_of_all(sent, server, overhead, (*FITTED, "e2e", "requests_per_s"))
         off = np.where(np.isinf(off), np.nan, off).reshape(len(sent), -1)
-        return requests.misfits(off[:, :2], off[:, 2])
+        carried = np.where(beyond, off[:, 3], np.nan)
+        return np.append(requests.misfits(off[:, :2], off[:, 2]), carried)
 
-    return most_probable(misfits, priors.normal, priors.noise_of(requests), start)
+    def noise_at(theta: Floats) -> Floats:
+        return with_swing(usual, lambda slower: misfits(theta, slower), priors)
+
+    # A row is fitted as far as its times go with batch times: first as far as the usual server
+    # says so, then as the fitted one does.
+    begin = priors.normal.mean if start is None else start
+    noise = noise_at(begin)
+    posterior = most_probable(misfits, priors.normal, noise, start)
+    now = noise_at(posterior.mean)
+    if np.nanmax(np.abs(np.log(now / noise))) > _OTHER_NOISE:
+        posterior = most_probable(misfits, priors.normal, now, posterior.mean)
+    return posterior
+
+
+def with_swing(noise: Floats, logs: Callable[[float], Floats], priors: ShapePriors) -> Floats:
+    """Return the noise of some times, of which a queue makes more than of batch times.
+
+    ``logs``: their logarithms, with batches that take longer by so much of theirs. Near what a
+    server carries, and beyond, TTFT moves by several times what batch times do, so what no
+    parameter explains of these moves it as far.
+    """
+    batches = priors.noise["itl"]
+    swing = np.abs(logs(batches) - logs(-batches)) / 2
+    more = np.maximum(np.nan_to_num(swing, nan=0.0, posinf=0.0) ** 2 - batches**2, 0.0)
+    return np.asarray(np.sqrt(noise**2 + more))
 
 
 def _held(builds: Sequence[ShapeBuild], chosen: ShapeBuild) -> dict[str, str]:
@@ -317,19 +347,22 @@ def _interval_of(fit: ShapeFit, load: Requests, row: Row) -> dict[str, float | N
     # Of calibration, and of what no parameter explains: more where no row of its shape was fitted.
     seen = any(row["shape"] == fitted["shape"] for fitted, _ in fit.common.sent)
 
-    def logs(theta: Floats) -> Floats:
-        predicted = predict(load, *fit.build(values_of(theta)))
+    def logs(theta: Floats, slower: float = 0.0) -> Floats:
+        server, overhead = fit.build(values_of(theta))
+        predicted = predict(load, slowed(server, slower), overhead)
         return np.log([predicted[column_of(row, metric)] for metric in _NOISE_OF])
 
-    mean = fit.posterior.mean
+    mean, priors = fit.posterior.mean, fit.priors
     near = logs(mean)
     slopes = slopes_of(logs, mean, near)
     spread = np.einsum("mi,ij,mj->m", slopes, fit.posterior.covariance, slopes)
+    usual = [
+        priors.noise[kind] * (1.0 if seen else priors.unseen[kind]) for kind in _NOISE_OF.values()
+    ]
+    noise = with_swing(np.array(usual), lambda slower: logs(mean, slower), priors)
     answer: dict[str, float | None] = {}
-    for metric, middle, variance in zip(_NOISE_OF, near, spread, strict=True):
-        noise = fit.priors.noise[_NOISE_OF[metric]]
-        noise *= 1.0 if seen else fit.priors.unseen[_NOISE_OF[metric]]
-        half = float(np.hypot(_N90 * np.sqrt(variance), _T90 * noise))
+    for metric, middle, variance, stray in zip(_NOISE_OF, near, spread, noise, strict=True):
+        half = float(np.hypot(_N90 * np.sqrt(variance), _T90 * stray))
         known = bool(np.isfinite(middle) and np.isfinite(half))
         answer[f"{metric}_low"] = float(np.exp(middle - half)) if known else None
         answer[f"{metric}_high"] = float(np.exp(middle + half)) if known else None

@@ -26,9 +26,9 @@ _LOGITS = 64.0  # requests that need a token, for the time of logits
 _START_SHARPNESS = 4.0
 _READ_AGAIN = 0.25
 """Share of the time of a decode's attention that each further query head of a KV head adds where
-FlashAttention 2 has prompts and decodes in one call: it reads keys and values for each anew. Medians
-of some 5,000 calls each on an RTX PRO 6000 (llmservingsim): 1.6 times the time of decodes alone with
-4 query heads to a KV head, 2.8 times with 8; on an RTX 4090 2.0 with 4."""
+FlashAttention 2 has prompts and decodes in one call: it reads keys and values for each anew.
+Medians of some 5,000 calls each on an RTX PRO 6000 (llmservingsim): 1.6 times the time of decodes
+alone with 4 query heads to a KV head, 2.8 times with 8; on an RTX 4090 2.0 with 4."""
 _LATENT_FLOOR_US = 10.0
 """Least time of latent attention from a CUDA graph. Kernels were measured without, where starting
 them takes 60 to 100 us; this is fitted to DeepSeek-R1 on H200 under SGLang."""

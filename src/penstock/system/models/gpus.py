@@ -136,11 +136,9 @@ class KnownGpu:
 
     def error(self, operation: str, precision: str = "bf16") -> Mapping[str, float] | None:
         """Return median and p90 error of an operation's fit on held-out rows; None: no rows."""
-        errors: Mapping[str, float] | None
-        for tables in self.fits.values():
-            if errors := tables.get(operation, {}).get(precision, {}).get("errors"):
-                return errors
-        return None
+        answers = (tables.get(operation, {}).get(precision) for tables in self.fits.values())
+        answer: Mapping[str, Any] = next(filter(None, answers), {})
+        return answer.get("errors")
 
 
 @functools.cache

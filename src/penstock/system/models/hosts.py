@@ -68,7 +68,7 @@ def engine_fits() -> Mapping[str, EngineFit]:
     return {name: _read(entry) for name, entry in entries.items()}
 
 
-def _read(entry: Mapping[str, Any]) -> EngineFit:
+def _read(entry: dict[str, Any]) -> EngineFit:
     host = Host(**entry["host"])
     older = {
         last: dataclasses.replace(host, **more) for last, more in entry.get("older", {}).items()
