@@ -1,6 +1,6 @@
 """How far off calibrations on a few points are, held against the points that were not fitted.
 
-    python benchmarks/studies/how_far_off_calibrated.py ../shared/data vllm
+    python benchmarks/studies/how_far_off_calibrated.py ../shared/data vllm OUT.parquet
 
 Each deployment of InferenceX is calibrated with its shape as the prior, and judged twice: on three
 points (with the fewest, the most, and a middle number of requests in flight), all others judged;
@@ -241,6 +241,8 @@ def main() -> None:
         print(rows[-1]["deployment"], file=sys.stderr, flush=True)
     table = with_intervals(pl.DataFrame(rows, infer_schema_length=None))
     known = table.filter(pl.col("group") == ONE_LEFT_OUT)
+    if len(sys.argv) > 3:
+        table.write_parquet(sys.argv[3])
     print(f"unseen: {{ttft: {unseen(known, 'ttft'):g}, itl: {unseen(known, 'tpot'):g}}}")
     for (group, kind), part in table.group_by("group", "kind", maintain_order=True):
         print(f"| {group}, {kind} {summary(part)}")

@@ -15,6 +15,7 @@ from engine_systems import Ticks
 
 from penstock.kernel.signatures import DECODE_FIRST
 from penstock.system.engines import ENGINES
+from penstock.system.front_end import FrontEnd
 from penstock.system.network import Network
 from penstock.system.orders import Order
 from penstock.system.outages import Outage
@@ -235,6 +236,7 @@ class System:
     until: int | None
     hash_block: int | None = None  # tokens that each of the hash ids names
     outages: tuple[running.Outage, ...] = ()
+    fronts: tuple[tuple[int, int, int] | None, ...] = ()  # of pools: ticks, ticks a token, processes of a replica
 
     @property
     def names(self):
@@ -283,7 +285,7 @@ class System:
         network = object.__new__(Network)
         stages = {f"s{stage}": SimpleNamespace(pool=f"p{pool}") for stage, pool in enumerate(self.stage_pool)}
         given = {
-            "pools": {f"p{place}": spec.pool(self.names) for place, spec in enumerate(self.pools)},
+            "pools": {f"p{place}": self.kernel_pool(place) for place in range(len(self.pools))},
             "workflows": (SimpleNamespace(name="w", stages=stages, reuses=True),),
             "retention_s": None if self.retention is None else float(self.retention),
             "prefill_means": np.array(self.prefill, float),
@@ -295,6 +297,28 @@ class System:
         network.__dict__.update(given)
         return network
 
+    def kernel_pool(self, place):
+        """Return a pool for the kernel, with its front end."""
+        pool, front = self.pools[place].pool(self.names), self.front(place)
+        if front is None:
+            return pool
+        end = FrontEnd(*front)
+        servers = [(dataclasses.replace(server, front_end=end), count) for server, count in pool.servers]
+        return dataclasses.replace(pool, servers=servers, replicas=1)
+
+    def reference_pool(self, place):
+        """Return a pool for the reference, with its front end."""
+        spec, front = self.pools[place], self.front(place)
+        pool = spec.reference_pool(self.weights(place))
+        if front is None:
+            return pool
+        replicas = sum(each.replicas for each in (spec, *spec.others))
+        return dataclasses.replace(pool, front=(front[0], front[1], front[2] * replicas))
+
+    def front(self, place):
+        """Return what is said of the front end of a pool; None: it has none."""
+        return self.fronts[place] if self.fronts else None
+
     def prefixes(self):
         """Return what the kernel knows of prompts that begin alike."""
         if self.hash_block is None:
@@ -305,7 +329,7 @@ class System:
 
     def reference(self, instants=()):
         """Run the reference."""
-        pools = [spec.reference_pool(self.weights(place)) for place, spec in enumerate(self.pools)]
+        pools = [self.reference_pool(place) for place in range(len(self.pools))]
         network = reference.Network(pools, self.stage_pool, self.prefill, self.decode, self.onward, self.retention)
         jobs = reference.Jobs(**self.columns)
         return simulation.simulate(jobs, network, until=self.until, instants=instants, outages=self.outages)
@@ -375,6 +399,16 @@ def draw_system(
         until=random.choice([None, None, None, random.randint(1, arrival[-1] + 150)]),
     )
     return with_outages(random, system) if dying else system
+
+
+def with_front_ends(random, system):
+    """Let some pools have a front end; most of what comes waits there for a while."""
+
+    def drawn():
+        front = random.choice([0, 1, 3, 10]), random.choice([0, 0, 1, 2]), random.choice([1, 1, 2])
+        return front if any(front[:2]) and random.random() < 0.8 else None
+
+    return dataclasses.replace(system, fronts=tuple(drawn() for _ in system.pools))
 
 
 def with_outages(random, system):

@@ -75,7 +75,7 @@ def compared(system, history, run):
     return {
         "preemptions": ([r.preemptions for r in came], preemptions),
         **{what: ([number(getattr(r, what), end) for r in came], getattr(run.rows, what)) for what in known},
-        "ready": ([number(r.came, end) for r in came], run.rows.arrival),
+        "ready": ([number(r.reached, end) for r in came], run.rows.arrival),
         "tries": ([r.tries for r in came], run.rows.tries if system.outages else none),
         "lost": ([r.lost for r in came], run.rows.lost if system.outages else none.astype(bool)),
         "cached": ([r.cached for r in came], run.rows.cached),

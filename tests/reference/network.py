@@ -138,6 +138,9 @@ class Pool:
         Tokens per second of a full batch, as the router knows it.
     others
         Further kinds of servers behind the same router, whose own routers do not matter.
+    front
+        Of the front end before the router: ticks for each request, ticks for each output token that
+        the request asks for, and how many requests it works on at a time. None: it takes no time.
     weights
         Of ``work`` and ``measure``: stage -> whole-numbered weights of a request in prefill and of
         one in decode.
@@ -158,6 +161,7 @@ class Pool:
     report: int = 0
     speed: float = 1.0
     others: Sequence["Pool"] = ()
+    front: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
         known("scope", self.scope, SCOPES)

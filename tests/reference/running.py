@@ -61,6 +61,8 @@ class Running:
         self.seen = {r: Seen(0, 0, 0, 0, 0.0, 0, r.pool.speed, 0) for r in self.replicas}
         self.requests: list[Request] = []
         self.due: list[tuple[int, int]] = []  # (tick, request) of the arrivals to come
+        # When each process of a front end is done with what it has.
+        self.fronts = [[0] * (pool.front[2] if pool.front else 0) for pool in network.pools]
         for job, tick in enumerate(jobs.arrival):
             if job > 0 and tick < jobs.arrival[job - 1]:
                 raise InputError(
@@ -172,7 +174,7 @@ class Running:
 
     def send_again(self, request: Request) -> None:
         """Let a request be as it was before it came, and arrive."""
-        kept = {"came": request.came, "tries": request.tries + 1}
+        kept = {"reached": request.reached, "came": request.came, "tries": request.tries + 1}
         vars(request).update(vars(self.new_request(request.job, request.index)), **kept, pending=0)
         self.drop_home(request)
         heapq.heappush(self.due, (self.now, request.index))
@@ -223,6 +225,10 @@ class Running:
             if request.ready is not None:  # what comes is its KV memory
                 self.land(request)
                 continue
+            if request.reached is None:
+                request.reached = now
+                if self.waits_in_front(request):
+                    continue
             if request.came is None:
                 request.came = now
             if not self.serving(request):
@@ -239,6 +245,22 @@ class Running:
                 self.await_transfer(request, replica)
             else:
                 replica.arrive(request)
+
+    def waits_in_front(self, request: Request) -> bool:
+        """Let the first free process of its pool's front end work on a request, if it takes any time."""
+        number = self.network.stage_pool[request.stage]
+        front, busy = self.network.pools[number].front, self.fronts[number]
+        if front is None:
+            return False
+        row, jobs = request.index, self.jobs
+        outputs = self.pools[number][0].outputs_of(jobs.prompt[row], jobs.output[row])
+        work = front[0] + front[1] * outputs
+        if work == 0:
+            return False
+        place = busy.index(min(busy))
+        busy[place] = max(busy[place], self.now) + work
+        heapq.heappush(self.due, (busy[place], request.index))
+        return True
 
     def await_transfer(self, request: Request, replica: Replica) -> None:
         """Let a request that only decodes wait for the KV memory that another one leaves."""

@@ -57,6 +57,7 @@ OF_CACHES = (
 OF_TREES = ("keep_at_end", "keep_ahead", "leave", "give_up", "pages_found")
 OF_DRAFTS = ("verify", "keep_accepted")
 OF_WORKFLOWS = ("follow", "come_due", "push_delayed")
+OF_FRONT_ENDS = ("wait_in_front", "come_due", "push_delayed")
 OF_OUTAGES = ("happen", "strand")
 OF_TRANSFERS = ("come", "land", "receive")
 
@@ -106,6 +107,7 @@ def load(world: World, workflows: bool, outages: bool, transfers: bool) -> None:
     needed += OF_DRAFTS if (pools.drafts > 0).any() else ()
     needed += ("note_allocations",) if records_all and engines.size else ()
     needed += OF_WORKFLOWS if workflows else ()
+    needed += OF_FRONT_ENDS if world.fronts.size else ()
     needed += OF_OUTAGES if outages else ()
     needed += OF_TRANSFERS if transfers else ()
     for name in needed:

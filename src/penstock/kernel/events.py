@@ -58,7 +58,7 @@ from penstock.kernel.records import (
     WORLD,
     World,
 )
-from penstock.kernel.releases import come_due, finish, release
+from penstock.kernel.releases import come_due, finish, release, wait_in_front
 from penstock.kernel.routing import cached, report, route
 from penstock.kernel.transfers import land
 
@@ -241,6 +241,8 @@ def _arrive(world: World, request: int) -> None:
     clock, row = world.clock[0], world.rows[request]
     if world.ready[request] >= 0:  # it has been routed: what comes is its KV memory
         land(world, request)
+        return
+    if world.fronts.size > 0 and wait_in_front(world, request) != 0:
         return
     stage = world.stages[row.stage]
     pool = world.pools[stage.pool]

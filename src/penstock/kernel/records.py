@@ -34,14 +34,14 @@ BY_POLICY = "form_by_policy"
 APART = (
     BY_POLICY,
     *("form_from_lines", "end_of_lines", "join_line", "cached"),
-    *("choose", "report", "follow", "come_due", "push_delayed"),
+    *("choose", "report", "follow", "come_due", "push_delayed", "wait_in_front"),
     *("take", "occupy", "name_blocks", "found_in_cache", "give_back", "give_back_of_finished"),
     *("name_known", "verify", "keep_accepted", "note_allocations"),
     *("keep_at_end", "keep_ahead", "leave", "give_up", "pages_found"),
     *("happen", "strand", "come", "land", "receive"),
 )
 """Functions that a system may lack (`penstock.kernel.apart`), in the order of `World.apart`: that
-rule, lines, several replicas, workflows, a prefix
+rule, lines, several replicas, workflows, a front end, a prefix
 cache, drafts, records of who got what, a cache that is a tree, outages, transfers.
 """
 
@@ -196,7 +196,7 @@ POOL = record(
     (FUNCTION, "policy order"),
     (ROUTING, "routing"),
     i8="""
-    first_server replicas up retention
+    first_server replicas up retention first_front fronts
     budget batch_size running_scope convention sees duration composed
     by_lines lines repeats first_stage
     rule block_size watermark admission by_priority came_as waits_among_running
@@ -209,7 +209,8 @@ POOL = record(
 
 Where a pool has servers of several kinds, one per kind, each with the replicas of all. ``up``: how
 many of them serve, the first places of `World.serving` from ``first_server`` on; ``retention``:
-ticks for which a replica keeps what a later request can reuse. Limits, scope and convention (0: the
+ticks for which a replica keeps what a later request can reuse. ``fronts``: processes of its front
+end, from ``first_front`` on in `World.fronts`. Limits, scope and convention (0: the
 paper's); the ``policy``, of which only numbers count where none is asked, and what it looks at.
 ``duration``: where its batch times begin in the table; ``composed``: whether they depend on more
 than the token load.
@@ -478,7 +479,7 @@ World = namedtuple(
     duration linear per params serving health outages idle_engines idle_lines tries
     slots heads bits growth lives nodes blocks buckets table hits ids bounds ends
     job_arrival job_root job_tokens rows again sent delay coin context reuse home cached ready
-    first_token finish heap ready_now touched seen asked lookout weights gaps full cells stalls
+    front reached fronts first_token finish heap ready_now touched seen asked lookout weights gaps full cells stalls
     mixes series batch_rows allocation_rows
     """,
 )
@@ -504,7 +505,8 @@ others (`blocks`), ``hits`` those just found for a prompt.
 Per job ``job_arrival`` (tick), ``job_root`` (first request), ``job_tokens`` (forward tokens). Per
 request ``rows`` to ``home``, as in `penstock.workload.jobs` (``home``: offset of the first request
 of the job at the pool); what became of it: ``cached`` (tokens), ``ready``, ``first_token``,
-``finish`` (ticks). ``heap``: delayed requests as (tick, request); ``ready_now``: those that arrive
+``finish`` (ticks). Where pools have front ends, ``front``: ticks of its work there, and
+``reached``: when it came there, before it is `ready`; ``fronts``: when each process is free. ``heap``: delayed requests as (tick, request); ``ready_now``: those that arrive
 at this tick; ``touched``: replicas to be looked at. ``seen``, ``asked``: what routers see of each
 replica, and of a request; ``lookout``, ``weights``: what an order sees and says.
 

@@ -68,6 +68,29 @@ def come_due(world: World) -> None:
         arrive_now(world, _pop(world))
 
 
+@apart(NUMBER(A_WORLD, NUMBER))
+def wait_in_front(world: World, request: int) -> Any:
+    """Let a request wait until the front end of its pool has taken it in; return whether it must.
+
+    It is the first time that it comes. Whichever process is free first works on it next.
+    """
+    if world.reached[request] >= 0:  # it has been there
+        return 0
+    now = world.clock[0].now
+    world.reached[request] = now
+    if world.front[request] == 0:
+        return 0
+    pool = world.pools[world.stages[world.rows[request].stage].pool]
+    fronts, first = world.fronts, pool.first_front
+    place = first
+    for other in range(first + 1, first + pool.fronts):
+        if fronts[other] < fronts[place]:
+            place = other
+    fronts[place] = max(fronts[place], now) + world.front[request]
+    push_delayed(world, fronts[place], request)
+    return 1
+
+
 @uncounted(inline=True)
 def release(world: World, request: int) -> None:
     """Let a request arrive after its delay: now, or later."""

@@ -11,7 +11,8 @@ from penstock.errors import InputError
 from penstock.system.batch_time_file import BatchTimeFile, BatchTimeSection
 from penstock.system.engine import explained
 from penstock.system.engine_flags import EXPERT_PARALLEL, TENSOR_PARALLEL, key, plain
-from penstock.system.engines import ENGINES, choosing, engine_defaults
+from penstock.system.engines import ENGINES, choosing, engine_defaults, without_version
+from penstock.system.front_end import FrontEnd
 from penstock.system.gpu_memory import Gpu
 from penstock.system.memory import TOKENS, Memory
 from penstock.system.policies import resolve
@@ -74,6 +75,11 @@ class GpuSection(_ServerPart):
     offline: bool = False
 
 
+@with_keys_of(FrontEnd)
+class FrontEndSection(Section):
+    """What takes requests in before the engine; see `FrontEnd`."""
+
+
 class HardwareSection(_ServerPart):
     """A model (path of a `config.json`, or a known name) on GPUs; see `served_model`."""
 
@@ -95,7 +101,7 @@ class HardwareSection(_ServerPart):
         return shaped_hardware(served)
 
 
-@with_keys_of(Server, without=("batch_time", "memory", "gpu"), optional=True)
+@with_keys_of(Server, without=("batch_time", "memory", "gpu", "front_end"), optional=True)
 class ServerSection(_ServerPart):
     """What serves; engine names are accepted for the limits."""
 
@@ -104,6 +110,7 @@ class ServerSection(_ServerPart):
     gpu: GpuSection | None = None
     policy: str = "sarathi"
     memory: MemorySection | Literal["unlimited"] | None = None
+    front_end: FrontEndSection | None = None
 
     def build(self, folder: Path, **more: Any) -> Server:
         """Return the server; files are looked for in ``folder``, and ``more`` goes before."""
@@ -126,6 +133,8 @@ class ServerSection(_ServerPart):
         if memory is not None:
             arguments.pop("block_size", None)  # it is in there
         made = {"batch_time": batch_time, "policy": policy, "memory": memory, "gpu": gpu}
+        if self.front_end is not None:
+            made["front_end"] = self.front_end.build()
         return Server(**arguments | made | more)
 
     def _refuse_for(self, policy: Scheduler, arguments: Mapping[str, Any]) -> None:
@@ -151,7 +160,7 @@ class ServerSection(_ServerPart):
     def scheduler(self) -> str:
         """The policy: that of the hardware's engine, where none is given beside a shape."""
         if isinstance(self.hardware, HardwareSection) and "policy" not in self.model_fields_set:
-            return self.hardware.engine
+            return without_version(self.hardware.engine)[0]
         return self.policy
 
     def notes(self, folder: Path, server: Server) -> tuple[str, ...]:

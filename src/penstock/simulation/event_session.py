@@ -49,6 +49,8 @@ _PER_REQUEST = (
     "home",
     "cached",
     "ready",
+    "front",
+    "reached",
     "first_token",
     "finish",
     "tries",
@@ -408,6 +410,10 @@ class EventSession(Session):
                 tries=world.tries.times[requests].astype(np.int64),
                 lost=finish == records.LOST,
             )
+        if world.fronts.size:
+            rows = dataclasses.replace(rows, arrival=world.reached[requests].copy())
+            if rows.replica is not None:  # of one that waits there its row may know its job's home
+                rows = dataclasses.replace(rows, replica=np.where(ready >= 0, rows.replica, -1))
         ends = JobEnds(jobs.workflow, world.job_arrival[:count], _job_finish(rows, jobs))
         if everything:
             return rows, ends

@@ -156,6 +156,7 @@ class JobsInTicks:
                     "leave out the outages, or let one pool do both phases"
                 )
         never = np.full(jobs.requests, -1, np.int64)
+        front = self._front(jobs, pool_of)
         job_tokens = np.zeros(0, np.int64)
         if jobs.count:
             job_tokens = np.add.reduceat(tokens, jobs.first_request[:-1])
@@ -171,12 +172,26 @@ class JobsInTicks:
             "home": self._homes(jobs),
             "cached": np.zeros(jobs.requests, np.int32),
             "ready": never,
+            "front": front,
+            "reached": np.full(front.size, -1, np.int64),
             "first_token": never.copy(),
             "finish": never.copy(),
             "job_arrival": in_ticks("an arrival", jobs.arrival_s, self.tick_s),
             "job_root": np.array(jobs.first_request[:-1], np.int64),
             "job_tokens": job_tokens,
         }
+
+    def _front(self, jobs: Jobs, pool_of: Ints) -> Ints:
+        """Return the ticks of each request at its front end; nothing where no pool has one."""
+        ends = [pool.server.front_end for pool in self.network.pools.values()]
+        if not any(ends):
+            return np.zeros(0, np.int64)
+        seconds = np.zeros(jobs.requests)
+        for index, end in enumerate(ends):
+            if end is not None:
+                here = pool_of == index
+                seconds[here] = end.per_request + end.per_token * jobs.output[here]
+        return in_ticks("the work of a front end", seconds, self.tick_s)
 
     def _rank(self, jobs: Jobs, pool_of: Ints, again: Any) -> None:
         """Write down what requests declare and by what queues go before arrival, pool by pool."""

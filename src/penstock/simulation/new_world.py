@@ -104,6 +104,7 @@ def new_world(
         bits=np.zeros((lines.size, 1), np.uint64),
         **_memory(engines, servers, pools, room),
         ends=np.full(2 * leaves, NEVER, np.int64),
+        fronts=np.zeros(int(pools.fronts[np.unique(pools_of, return_index=True)[1]].sum()), np.int64),
         **_no_requests(),
         touched=np.zeros(table.size, np.int64),
         seen=np.zeros((table.size, SEEN_FIELDS)),
@@ -181,6 +182,12 @@ def _pools(
         pool.first_server = first_server[alike][0]
         pool.lines = lines[stage_pool == pools_of[index]].max() + 1
         pool.first_stage = (stage_pool < pools_of[index]).sum()
+        if server.front_end is not None:
+            pool.fronts = pool.replicas * server.front_end.processes
+    # A pool of several kinds is known by its first.
+    first = np.unique(pools_of, return_index=True)[1]
+    ends = np.cumsum(pools.fronts[first])
+    pools.first_front = (ends - pools.fronts[first])[np.searchsorted(pools_of[first], pools_of)]
     pools.retention = pools.patience = NEVER
     # A batch composed late admits without asking for room in the one table of slots for all.
     bounded = pools.running_scope.astype(bool) & (pools.batch_size < NO_LIMIT)
@@ -265,7 +272,8 @@ def _no_requests() -> dict[str, Any]:
     """Return the arrays of jobs and requests, of which there are none yet."""
     wide = ("job_arrival", "job_root", "job_tokens", "delay")
     arrays: dict[str, Any] = dict.fromkeys(wide, np.zeros(0, np.int64))
-    arrays |= dict.fromkeys(("ready", "first_token", "finish", "ready_now"), np.zeros(0, np.int64))
+    ticks = ("ready", "front", "reached", "first_token", "finish", "ready_now")
+    arrays |= dict.fromkeys(ticks, np.zeros(0, np.int64))
     arrays |= dict.fromkeys(("context", "reuse", "home", "cached"), np.zeros(0, np.int32))
     return arrays | {
         "rows": records.table(records.ROW, 0),

@@ -155,7 +155,7 @@ def open_session(
     renewals: int = 1,
 ) -> Session:
     """Return a session on a server: the faster loop where nothing but a paper's policy decides."""
-    if server.by_phase:
+    if server.by_phase and server.front_end is None:
         return PaperSession(server, record, tick_s, compress, stop)
     # Imported here, as a paper server alone does without the loop of all others.
     from penstock.simulation.event_session import EventSession

@@ -197,6 +197,7 @@ def _refuse_what_differs(servers: Sequence[Server]) -> None:
         for what, one, two in (
             ("their convention", first.convention, other.convention),
             ("what they are", _what(first), _what(other)),
+            ("their front end", first.front_end, other.front_end),
             (
                 "max_model_len",
                 first.policy.memory.longest_context,

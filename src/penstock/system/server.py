@@ -11,6 +11,7 @@ from penstock.fields import Checked, Range
 from penstock.system.adaptive import STARVES_DECODES
 from penstock.system.batch_time import MOST_TOKENS, BatchTime, Composition
 from penstock.system.engine_flags import key
+from penstock.system.front_end import FrontEnd
 from penstock.system.gpu_memory import Gpu, KVTokens
 from penstock.system.memory import BLOCK_SIZE, BLOCKS, MOST_CACHED_BLOCKS, TOKENS, Memory
 from penstock.system.policies import PolicyFunction, resolve
@@ -61,6 +62,8 @@ class Server(Checked):
         The model on its GPUs, from which the KV memory of an engine follows. A ``memory`` beside it
         says its rules, and that its size is ``estimated``. A policy that takes the place of the
         engine keeps that memory.
+    front_end
+        What takes requests in before the engine; None: it takes no time.
     """
 
     batch_time: BatchTime
@@ -73,6 +76,7 @@ class Server(Checked):
     memory: Memory | None
     order: Annotated[Order, key("order")]
     gpu: Gpu | None
+    front_end: FrontEnd | None
 
     def __init__(
         self,
@@ -87,6 +91,7 @@ class Server(Checked):
         order: Order = "fcfs",
         *,
         gpu: Gpu | None = None,
+        front_end: FrontEnd | None = None,
         kv_blocks: Annotated[int, BLOCKS, key("kv_blocks")] | None = None,
         kv_tokens: Annotated[int, TOKENS, key("kv_tokens")] | None = None,
         block_size: Annotated[int, BLOCK_SIZE, key("block_size")] | None = None,
@@ -101,6 +106,7 @@ class Server(Checked):
             scope=scope,
             convention=convention,
             order=order,
+            front_end=front_end,
         )
         self.__post_init__()  # what each of these may be stands on its field
         if gpu is not None:

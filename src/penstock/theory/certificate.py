@@ -336,9 +336,11 @@ def of_server(
 
 
 def certified_load(pools: Sequence[PoolLoad], certified: float | None) -> float | None:
-    """Return what is certified; where theorems meet the same as what is carried, but rounding."""
+    """Return what is certified, which knows no front end; where theorems meet, the same as what is
+    carried, but rounding.
+    """
     most = min(pool.max_load for pool in pools)
-    if certified is not None and math.isclose(certified, most, rel_tol=_ROUNDING):
+    if certified and (certified > most or math.isclose(certified, most, rel_tol=_ROUNDING)):
         return most
     return certified or None
 

@@ -24,6 +24,8 @@ stable.
   counted: no policy helps, another admission may. Requests whose KV memory comes from elsewhere
   hold its blocks in all their decodes, and while it comes. Of replicas that differ each request is
   counted where it asks for the least share.
+* **Front end**: it works a given time on each request, on as many at a time as it has processes.
+  What leaves it is what came, so the others bind behind it as they do without.
 * **Transfers**: each takes the links of the replica that sends and of the one that gets it for some
   time, and a link carries one at a time. So per second no more link time is used than there are
   replicas, on either side.
@@ -62,17 +64,17 @@ TOKENS = "Theorem 1(a)"
 REGION = "Section 6 (stability region under a max batch size)"
 MEMORY = "KV memory (Nie, Si, Zhou; Little's law)"
 LINKS = "conservation of link time"
+FRONT = "conservation of the front end's time"
 
-LimitName = Literal["token budget", "max batch size", "KV memory", "transfers"]
+LimitName = Literal["token budget", "max batch size", "KV memory", "transfers", "front end"]
+_NAMES = "``token budget``, ``max batch size``, ``KV memory``, ``transfers`` or ``front end``."
 
 
 @dataclasses.dataclass(frozen=True)
 class Limit(AsData):
     """A limit of a pool, and how much of it is asked for."""
 
-    name: Annotated[
-        LimitName, Meaning("``token budget``, ``max batch size``, ``KV memory`` or ``transfers``.")
-    ]
+    name: Annotated[LimitName, Meaning(_NAMES)]
     load: Annotated[float, Meaning("What arrives over what the limit lets any policy carry.")]
     standard_error: Annotated[
         float, Meaning("Of the load, where it is the mean of a sample of jobs; else 0.")
@@ -114,9 +116,7 @@ class Limit(AsData):
 class Bound(AsData):
     """A request rate that no policy can exceed."""
 
-    name: Annotated[
-        LimitName, Meaning("``token budget``, ``max batch size``, ``KV memory`` or ``transfers``.")
-    ]
+    name: Annotated[LimitName, Meaning(_NAMES)]
     max_rate: Annotated[
         float, Meaning("Requests/s, or jobs/s, above which the backlog grows for ever.")
     ]
@@ -194,7 +194,7 @@ class PoolLoad:
         if not self.limits:
             return ()
         name, kinds = tightest(self.limits).name, self.demand.kinds
-        if name in ("KV memory", "transfers") or len(kinds) > 1:
+        if name in ("KV memory", "transfers", "front end") or len(kinds) > 1:
             return (name,)
         server, replicas = kinds[0]
         rates = np.array([self.demand.prefill, self.demand.decode]) / replicas
@@ -246,7 +246,22 @@ def limits_of(demand: Demand) -> tuple[Limit, ...]:
         seconds, replicas = demand.links.mean, demand.replicas
         why = f"transfers take {seconds:.4g} s of links a second, of {replicas:,}"
         limits.append(Limit("transfers", *demand.links.times(1 / replicas), LINKS, why))
+    if demand.front.mean:
+        limits.append(_front_end(demand))
     return tuple(limits)
+
+
+def _front_end(demand: Demand) -> Limit:
+    """Return the limit of what takes requests in."""
+    front_end = demand.kinds[0][0].front_end
+    assert front_end is not None
+    processes = front_end.processes * demand.replicas
+    many = "it" if processes == 1 else f"its {processes:,} processes"
+    why = f"it works {demand.front.mean:.4g} s a second on requests that come"
+    if demand.load is not None:
+        each = demand.front.mean / (demand.load.arrival_rate * demand.replicas)
+        why = f"a request takes {each * 1e3:.4g} ms of {many}"
+    return Limit("front end", *demand.front.times(1 / processes), FRONT, why)
 
 
 def _token_budget(demand: Demand, attention: Estimate) -> Limit:

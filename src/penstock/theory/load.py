@@ -197,6 +197,7 @@ class Demand:
     attention: Estimate  # tokens/s that replicas would process meanwhile
     memory: Estimate  # tokens in blocks of KV memory over all iterations; nothing without memory
     links: Estimate  # seconds of links that transfers take
+    front: Estimate  # seconds that its front end works
     # Tokens/s with attention if requests find nothing of their prompts; None: it is the same.
     without_cache: float | None = None
     memory_sampled: bool = False  # a sample of the law, four standard errors on the safe side
@@ -237,9 +238,15 @@ def demand_of(load: Load, replicas: int = 1, links: Estimate = NOTHING) -> Deman
         attention=Estimate(rate * seconds * capacity),
         memory=Estimate(rate * share * kv_tokens),
         links=links,
+        front=Estimate(rate * share * front_s(server, lengths.mean_output)),
         without_cache=without_cache,
         memory_sampled=by_sample,
     )
+
+
+def front_s(server: Server, outputs: float) -> float:
+    """Return the seconds that a front end works on a request with so many outputs on average."""
+    return 0.0 if server.front_end is None else server.front_end.seconds(outputs)
 
 
 def _kv_tokens(load: Load) -> tuple[float, bool]:

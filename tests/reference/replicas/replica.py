@@ -33,6 +33,7 @@ class Request:
     computed: int = 0  # tokens in memory, those found there included
     taken: int = 0  # tokens in the batch that is formed or in progress
     ready: int | None = None  # tick of its arrival at its replica
+    reached: int | None = None  # tick at which it came to the front end of its pool
     came: int | None = None  # tick of its first arrival at the pool
     tries: int = 0  # how often it was sent again
     lost: bool = False  # with its replica, or with a request before it

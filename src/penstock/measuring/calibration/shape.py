@@ -27,7 +27,7 @@ from penstock.measuring.calibration.steps import Common
 from penstock.scenario.server import HardwareSection
 from penstock.simulation.progress import Progress, counting
 from penstock.system.batch_time import Composition
-from penstock.system.engines import ENGINES
+from penstock.system.engines import ENGINES, without_version
 from penstock.system.memory import Memory
 from penstock.system.models.adjusted import KNOTS, Adjustment
 from penstock.system.models.served import ServedModel
@@ -187,11 +187,12 @@ def possible_shapes(hardware: Mapping[str, Any], build: Build) -> list[ShapeBuil
         )
     section = parsed(hardware, HardwareSection, "hardware", "model and gpu")
     engine = section.engine if "engine" in section.model_fields_set else build.policy
+    policy, _ = without_version(engine)
     published = _served(section, engine, section.kv_precision)
     possible = [published]
     if section.kv_precision is None and published.numbers.kv == "bf16":
         possible.append(_served(section, engine, "fp8"))
-    stated = vars(build) | {"policy": engine}
+    stated = vars(build) | {"policy": policy}
     return [ShapeBuild(**stated, served=served) for served in possible]
 
 

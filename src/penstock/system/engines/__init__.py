@@ -7,6 +7,7 @@ how it is started; and a rule in `penstock.kernel.engines`.
 
 import importlib
 import pkgutil
+import re
 from typing import NamedTuple
 
 from penstock import checks
@@ -18,6 +19,12 @@ for _module in pkgutil.iter_modules(__path__):
 
 ENGINES: dict[str, Engine] = {kind.name: kind() for kind in kinds()}
 """The schedulers of engines that have a name."""
+
+
+def without_version(name: str) -> tuple[str, str | None]:
+    """Return an engine and its version, of a name such as ``vllm-0.16``; None: it has none."""
+    versioned = re.fullmatch(r"(.+?)-v?(\d+\.\d+)(\.\w+)*", str(name))
+    return (versioned[1], versioned[2]) if versioned else (name, None)
 
 
 class Defaults(NamedTuple):

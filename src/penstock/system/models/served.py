@@ -3,14 +3,13 @@
 import contextlib
 import dataclasses
 import math
-import re
 from pathlib import Path
 
 from penstock import checks
 from penstock.errors import InputError
 from penstock.system.batch_time import MOST_TOKENS
 from penstock.system.batch_time_file import BatchTimeFile
-from penstock.system.engines import ENGINES, choosing, engine_defaults
+from penstock.system.engines import ENGINES, choosing, engine_defaults, without_version
 from penstock.system.gpu_memory import GIB, Gpu, ModelMemory
 from penstock.system.models.batch_times import MOST_WINDOW, LayerTimes
 from penstock.system.models.catalogue import model_shape
@@ -152,7 +151,8 @@ def served_model(
     folder: Path = Path(),  # where a path is looked for
 ) -> ServedModel:
     """Return a model on GPUs."""
-    engine, version = _engine_and_version(engine)
+    engine, version = without_version(engine)
+    _check_version(engine, version)
     shape, known = model_shape(model, folder), known_gpu(gpu, version)
     shape.check_split(tensor_parallel, expert_parallel)
     if kv_precision is None and engine in _OWN_CHECKPOINTS and precision == "fp8":
@@ -174,18 +174,15 @@ def served_model(
     return ServedModel(shape, known, numbers, *split, engine, version, named)
 
 
-def _engine_and_version(name: str) -> tuple[str, str | None]:
-    """Return an engine and its version, of a name such as ``vllm-0.16``; None: none is named."""
-    plain = re.fullmatch(r"(.+)-v?(\d+\.\d+)(\.\w+)*", str(name))
-    engine, version = (plain[1], plain[2]) if plain else (name, None)
+def _check_version(engine: str, version: str | None) -> None:
+    """Refuse an engine that there is not, and a version of one whose times are not known by it."""
     checks.word("engine", engine, tuple(ENGINES))
     timed = [known for known, fit in engine_fits().items() if fit.older]
     if version is not None and engine not in timed:
         raise InputError(
-            f"engine is {checks.shown(name)}, but times are known by version of "
+            f"engine is {engine} {version}, but times are known by version of "
             f"{' and '.join(timed)} alone; give {engine} without one"
         )
-    return engine, version
 
 
 def _enough(shape: ModelShape, numbers: Numbers, expert_parallel: int, room_gib: float) -> str:

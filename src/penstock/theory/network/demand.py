@@ -43,6 +43,7 @@ class Beside(NamedTuple):
     in_full: Estimate = NOTHING  # the same if requests find nothing but what they surely do
     memory: Estimate = NOTHING  # tokens in blocks of KV memory over all iterations
     links: Estimate = NOTHING  # seconds that transfers take its links
+    front: Estimate = NOTHING  # seconds that its front end works
 
 
 def network_demand(network: Network) -> tuple[NetworkModel, tuple[Demand, ...]]:
@@ -119,6 +120,7 @@ def _of_means(
         attention=beside.attention,
         memory=beside.memory,
         links=beside.links,
+        front=beside.front,
         without_cache=without_cache,
     )
 
@@ -268,6 +270,8 @@ def _asks(network: Network, loads: Sequence[Load | None]) -> list[Ask]:
             asks += [(index, "attention"), (index, "in_full")]
         if law is None and all(server.memory is not None for server in servers):
             asks.append((index, "memory"))
+        if law is None and servers[0].front_end is not None:
+            asks.append((index, "front"))
         if network.sends_memory:
             asks.append((index, "links"))
     return asks
@@ -280,7 +284,7 @@ def _asked(network: Network, index: int, what: str, visits: Visits) -> Floats:
         return np.where(takes, visits.link_s, 0.0)
     here = np.flatnonzero(visits.pool == index)
     mine = visits.of(here)
-    at_server = {"attention": _attention_at, "in_full": _in_full_at, "memory": _kv_tokens_at}[what]
+    at_server = _AT_SERVER[what]
     servers = [server for server, _ in network.pool_list[index].servers]
     asked = np.zeros(visits.pool.size)
     asked[here] = np.min([at_server(server, mine) for server in servers], axis=0)
@@ -323,6 +327,20 @@ def _attention_at(server: Server, visits: Visits) -> Floats:
     output = np.maximum(visits.output, server.outputs_of_prefill)
     least, _ = attention_of(np.maximum(prompt, 1), output, server, reused=server.caches_prefixes)
     return np.where(prompt > 0, least + per_token * prompt, 0.0) * _capacity(server)
+
+
+def _front_at(server: Server, visits: Visits) -> Floats:
+    """Return the seconds that a front end works on requests."""
+    assert server.front_end is not None
+    return np.asarray(server.front_end.seconds(visits.output))  # type: ignore[arg-type]
+
+
+_AT_SERVER = {
+    "attention": _attention_at,
+    "in_full": _in_full_at,
+    "memory": _kv_tokens_at,
+    "front": _front_at,
+}
 
 
 def _per_second(network: Network, loads: Sequence[Load | None]) -> list[Beside]:

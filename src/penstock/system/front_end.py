@@ -1,0 +1,50 @@
+"""What takes requests in before an engine, and puts their outputs out: a server in series.
+
+HTTP, the tokenizer and the streams of all answers are often one process, which works on one request
+at a time. It has a limit of its own, however fast the GPU is.
+"""
+
+import dataclasses
+from typing import Annotated
+
+from penstock.errors import InputError
+from penstock.fields import Checked, Key, Range
+
+_TIME = Range(0, 1e3, "s", "it is the work of one request; give ms")
+_TOKEN = Range(0, 1e3, "s", "it is the work of one token; give us")
+_PROCESSES = Range(1, 4096, "processes", "without one nothing comes in")
+
+
+@dataclasses.dataclass(frozen=True)
+class FrontEnd(Checked):
+    """The front end of one replica: first come, first served, before the router.
+
+    The work of a request is done when it comes, that of its output tokens included, so TTFT has
+    somewhat more of it than it really has, and the rate that it carries is exact. Replicas of a
+    pool share their processes.
+
+    Parameters
+    ----------
+    per_request
+        Seconds of each request: HTTP, tokenizer, first and last answer.
+    per_token
+        Seconds of each output token: detokenizer, and the stream to the client.
+    processes
+        How many requests it works on at a time (vLLM's ``api_server_count``).
+    """
+
+    per_request: Annotated[float, _TIME, Key("per_request_ms", 1e3, "ms")] = 0.0
+    per_token: Annotated[float, _TOKEN, Key("per_token_us", 1e6, "us")] = 0.0
+    processes: Annotated[int, _PROCESSES, Key("processes")] = 1
+
+    def settle(self) -> None:
+        """Refuse one that takes no time."""
+        if not self.per_request and not self.per_token:
+            raise InputError(
+                "front_end takes no time for requests nor tokens, so it limits nothing; give "
+                "per_request_ms or per_token_us, or leave it out"
+            )
+
+    def seconds(self, output_tokens: float) -> float:
+        """Return the work of a request with so many output tokens, also a mean one's."""
+        return self.per_request + self.per_token * output_tokens
