@@ -45,7 +45,7 @@ MOST = 10  # points of a deployment, at equal distances: more would take hours
 ROUNDS = 200
 ELSEWHERE = {"sglang": 0.0277, "tensorrt-llm": 0.052}
 """Seconds of a request in front of an engine as another benchmark has them, whose clients and
-servers were others. Two benchmarks say little of a third: the prior lies between, as wide as both."""
+servers were others. Two say little of a third: the prior lies between, as wide as both."""
 LEFT_OUT = pl.col("model_path").str.contains("Qwen3-32B") | (pl.col("system") == "b200_sxm")
 
 

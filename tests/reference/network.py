@@ -140,7 +140,8 @@ class Pool:
         Further kinds of servers behind the same router, whose own routers do not matter.
     front
         Of the front end before the router: ticks for each request, ticks for each output token that
-        the request asks for, and how many requests it works on at a time. None: it takes no time.
+        the request asks for, and how many requests it works on at a time; not of those who come
+        with KV memory. None: it takes no time.
     weights
         Of ``work`` and ``measure``: stage -> whole-numbered weights of a request in prefill and of
         one in decode.

@@ -250,7 +250,7 @@ class Running:
         """Let the first free process of its pool's front end work on a request, if it takes any time."""
         number = self.network.stage_pool[request.stage]
         front, busy = self.network.pools[number].front, self.fronts[number]
-        if front is None:
+        if front is None or request.receives:
             return False
         row, jobs = request.index, self.jobs
         outputs = self.pools[number][0].outputs_of(jobs.prompt[row], jobs.output[row])

@@ -58,7 +58,7 @@ def _reason(point: OperatingPoint) -> str:
             f"the server carries about {point.kv_memory_rate:,.4g} requests/s once it is full (an "
             "estimate)"
         )
-    if point.bound.name == "KV memory":
+    if point.bound.name in ("KV memory", "front end"):
         return point.bound.why
     price = point.prices.tokens_per_s_per_slot
     if price:

@@ -90,7 +90,8 @@ def drift_test(
     progress: Progress,
 ) -> Stability:
     """Test a server from each backlog: see `penstock.verdict`; ``workload`` has the seed."""
-    test = _Test.of(workload, server, alpha, resolution, most_arrivals)
+    # The limit of a front end is a theorem's: backlogs are of what it let in.
+    test = _Test.of(workload, server.behind_front_end, alpha, resolution, most_arrivals)
     starts: tuple[Start, ...] = ("prefill", "mixed", "decode") if test.decodes > 0 else ("prefill",)
     outcome, watches = up_to_unstable(
         [functools.partial(test.watch, start) for start in starts], progress

@@ -479,8 +479,8 @@ World = namedtuple(
     duration linear per params serving health outages idle_engines idle_lines tries
     slots heads bits growth lives nodes blocks buckets table hits ids bounds ends
     job_arrival job_root job_tokens rows again sent delay coin context reuse home cached ready
-    front reached fronts first_token finish heap ready_now touched seen asked lookout weights gaps full cells stalls
-    mixes series batch_rows allocation_rows
+    front reached fronts first_token finish heap ready_now touched seen asked lookout weights gaps
+    full cells stalls mixes series batch_rows allocation_rows
     """,
 )
 World.__doc__ = """All of it; of many names the records above say what they hold.
@@ -506,9 +506,10 @@ Per job ``job_arrival`` (tick), ``job_root`` (first request), ``job_tokens`` (fo
 request ``rows`` to ``home``, as in `penstock.workload.jobs` (``home``: offset of the first request
 of the job at the pool); what became of it: ``cached`` (tokens), ``ready``, ``first_token``,
 ``finish`` (ticks). Where pools have front ends, ``front``: ticks of its work there, and
-``reached``: when it came there, before it is `ready`; ``fronts``: when each process is free. ``heap``: delayed requests as (tick, request); ``ready_now``: those that arrive
-at this tick; ``touched``: replicas to be looked at. ``seen``, ``asked``: what routers see of each
-replica, and of a request; ``lookout``, ``weights``: what an order sees and says.
+``reached``: when it came there, before it is ``ready``; ``fronts``: when each process is free.
+``heap``: delayed requests as (tick, request); ``ready_now``: those that arrive at this tick;
+``touched``: replicas to be looked at. ``seen``, ``asked``: what routers see of each replica, and of
+a request; ``lookout``, ``weights``: what an order sees and says.
 
 Counted: ``gaps``, times between tokens that are one batch, by its place in ``duration``; ``full``,
 batches filled to the budget, by their decodes; ``cells``, batches by composition (prefill * columns

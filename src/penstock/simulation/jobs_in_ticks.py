@@ -183,6 +183,7 @@ class JobsInTicks:
 
     def _front(self, jobs: Jobs, pool_of: Ints) -> Ints:
         """Return the ticks of each request at its front end; nothing where no pool has one."""
+        # Who comes with KV memory was taken in where its prompt was.
         ends = [pool.server.front_end for pool in self.network.pools.values()]
         if not any(ends):
             return np.zeros(0, np.int64)
@@ -191,6 +192,8 @@ class JobsInTicks:
             if end is not None:
                 here = pool_of == index
                 seconds[here] = end.per_request + end.per_token * jobs.output[here]
+        if self.network.sends_memory:
+            seconds[self.network.received(jobs) > 0] = 0.0
         return in_ticks("the work of a front end", seconds, self.tick_s)
 
     def _rank(self, jobs: Jobs, pool_of: Ints, again: Any) -> None:

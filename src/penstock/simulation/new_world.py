@@ -104,7 +104,7 @@ def new_world(
         bits=np.zeros((lines.size, 1), np.uint64),
         **_memory(engines, servers, pools, room),
         ends=np.full(2 * leaves, NEVER, np.int64),
-        fronts=np.zeros(int(pools.fronts[np.unique(pools_of, return_index=True)[1]].sum()), np.int64),
+        fronts=np.zeros(int((pools.first_front + pools.fronts).max()), np.int64),
         **_no_requests(),
         touched=np.zeros(table.size, np.int64),
         seen=np.zeros((table.size, SEEN_FIELDS)),

@@ -101,6 +101,7 @@ def memory_estimate(
             "what requests share by prefix caching is not known, so there is no estimate; ask "
             "max_rate"
         )
+    server = server.behind_front_end
     # First the one that refuses orders of the queue that go by the cache: they have no estimate.
     unlimited = dataclasses.replace(server, memory=None, gpu=None)
     ample = saturated(workload, unlimited, requests=requests)

@@ -21,7 +21,7 @@ class FrontEnd(Checked):
 
     The work of a request is done when it comes, that of its output tokens included, so TTFT has
     somewhat more of it than it really has, and the rate that it carries is exact. Replicas of a
-    pool share their processes.
+    pool share their processes. Who comes with KV memory of another pool was taken in there.
 
     Parameters
     ----------

@@ -77,6 +77,20 @@ class Network(Checked):
         """Return one pool, called ``pool``, whose requests each are a job of their own."""
         return cls({"pool": Pool(server, replicas, router)}, [Workflow.single(workload, "pool")])
 
+    @property
+    def behind_front_ends(self) -> "Network":
+        """The network without front ends: what comes to pools comes at the same rates."""
+        if not any(server.front_end for pool in self.pools.values() for server, _ in pool.servers):
+            return self
+        pools = {
+            name: dataclasses.replace(
+                pool,
+                servers=tuple((server.behind_front_end, count) for server, count in pool.servers),
+            )
+            for name, pool in self.pools.items()
+        }
+        return dataclasses.replace(self, pools=pools)
+
     def _let_engines_cache(self) -> None:
         """Let engines cache prefixes where hash ids or the context of calls say what is common."""
         # Whether contexts ``grow`` or are to be reused is no matter: that is for the paper's

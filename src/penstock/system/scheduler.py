@@ -113,6 +113,8 @@ class KVUse:
     caches_by_default: bool = False
     # whether what is cached is a tree of prefixes (SGLang), in place of blocks by name
     caches_in_tree: bool = False
+    # whether weights in 8 bits come in checkpoints that ask for a KV cache in 8 bits (NVIDIA's)
+    cached_as_weights: bool = False
     gpu_rule: GpuRule | None = None  # how it divides the memory of a GPU; None: not known
 
 

@@ -135,6 +135,11 @@ class Server(Checked):
             )
         self.batch_time.table(self.most_tokens)  # a measured table may not reach so far
 
+    @property
+    def behind_front_end(self) -> "Server":
+        """The server without its front end: what comes there comes at the same rate."""
+        return self if self.front_end is None else dataclasses.replace(self, front_end=None)
+
     def with_policy(self, policy: str | Scheduler | PolicyFunction) -> "Server":
         """Return the same server under another policy, with that one's own parameters.
 

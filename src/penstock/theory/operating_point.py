@@ -146,8 +146,8 @@ class OperatingPoint(AsData):
     @property
     def without_estimate(self) -> tuple[str, ...]:
         """Return the limits that hold the server back by necessary conditions alone."""
-        if self.bound.name == "KV memory":
-            return ("KV memory",)
+        if self.bound.name in ("KV memory", "front end"):
+            return (self.bound.name,)
         return self.optimum.binding
 
     @property

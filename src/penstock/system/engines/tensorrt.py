@@ -51,6 +51,7 @@ class TensorRtLlm(Engine):
                 whole_blocks=self.chunked_context,
                 holds="prefill" if evicts else "completion",
                 reserves_last_token=not evicts,
+                cached_as_weights=True,
                 gpu_rule=_GPU_RULE,
             ),
             Waiting(waits_among_running=True),

@@ -20,8 +20,6 @@ from penstock.system.uncertain import Within
 from penstock.words import counted
 
 _WEIGHTS_ALONE = ("mxfp4", "int4", "w8a16")  # widened before they are computed with, on any GPU
-_OWN_CHECKPOINTS = ("tensorrt-llm",)
-"""Engines that serve 8 bits from NVIDIA's checkpoints, which ask for a KV cache in 8 bits."""
 _USUAL_BUDGET = 8_192  # tokens, where an engine chooses none
 _KEPT_GIB = 1.0  # of a GPU, that no engine fills with weights
 
@@ -155,8 +153,9 @@ def served_model(
     _check_version(engine, version)
     shape, known = model_shape(model, folder), known_gpu(gpu, version)
     shape.check_split(tensor_parallel, expert_parallel)
-    if kv_precision is None and engine in _OWN_CHECKPOINTS and precision == "fp8":
-        kv_precision = "fp8" if shape.stored.dense == "bf16" else None
+    as_weights = ENGINES[engine].memory.cached_as_weights and shape.stored.dense == "bf16"
+    if kv_precision is None and precision == "fp8" and as_weights:
+        kv_precision = "fp8"
     numbers = shape.numbers(precision, kv_precision)
     _check_precision(known, numbers, shape)
     weights = shape.weights_bytes(numbers, tensor_parallel) / GIB
