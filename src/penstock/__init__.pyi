@@ -30,6 +30,7 @@ from .sweeping.sweep import sweep
 from .system.batch_time import Affine, BatchTime, Composition, Hinge, PiecewiseConstant
 from .system.batch_time_file import BatchTimeFile, read_batch_time, write_batch_time
 from .system.engines import ENGINES, engine_defaults
+from .system.front_end import FrontEnd
 from .system.gpu_memory import Gpu
 from .system.measured_times import Measured
 from .system.memory import Memory
@@ -79,6 +80,7 @@ __all__ = [
     "Empirical",
     "Fit",
     "FluidPath",
+    "FrontEnd",
     "Gamma",
     "Geometric",
     "Gpu",

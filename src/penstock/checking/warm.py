@@ -88,7 +88,10 @@ def _parts() -> dict[str, list[Callable[[], object]]]:
         needed = (ENGINES[name].rule, *with_memory, *apart.OF_DRAFTS, *trees)
         return [compiled_find_quantiles, lambda: _check(server), addresses(needed)]
 
-    of_networks = (*apart.OF_LINES, *apart.OF_WORKFLOWS, *apart.OF_OUTAGES, *apart.OF_TRANSFERS)
+    of_networks = (
+        *(*apart.OF_LINES, *apart.OF_WORKFLOWS, *apart.OF_FRONT_ENDS),
+        *(*apart.OF_OUTAGES, *apart.OF_TRANSFERS),
+    )
     return {
         "policies": [
             compiled_find_quantiles,

@@ -23,7 +23,7 @@ _TRIES = 6  # of a step, each shorter than the one before
 _LONGEST_STEP = 1.0  # change of a logarithm in a round
 _ENOUGH = 0.002  # share by which a round must improve the fit, or it is the last
 _FARTHEST = 3.0  # logarithm; what is further off counts as this far
-_FARTHEST_BEYOND = 0.4  # the same of TTFT where more arrives than is carried
+_FARTHEST_BEYOND = 0.7  # the same of TTFT where more arrives than is carried
 _NOISE = 0.02  # misfits below this, or their mean, count as squares, others as they are
 FITTED = ("ttft", "itl")
 """Metrics that are fitted."""
