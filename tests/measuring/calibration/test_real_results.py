@@ -210,7 +210,7 @@ def test_calibrated_on_its_bench_files_a_real_server_is_what_it_was_made_to_be()
     )
     assert 0.043 < found.values["step"] < 0.048
     assert found.values["per_token"] == pytest.approx(0.5e-3, rel=0.15)
-    assert found.values["decode_attention"] == pytest.approx(10e-6, rel=0.3)
+    assert found.values["decode_attention"] == pytest.approx(10e-6, rel=0.15)
     judged = found.rows.filter(pl.col("run") == held_out).row(0, named=True)
     for metric in ("ttft", "itl", "e2e"):
-        assert abs(judged[f"{metric}_error"]) < 0.04, metric
+        assert abs(judged[f"{metric}_error"]) < 0.05, metric

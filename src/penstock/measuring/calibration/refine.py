@@ -113,10 +113,8 @@ def _named(names: Sequence[str], numbers: Floats) -> Values:
 
 def misfits(rows: Sequence[Sent], server: Server, overhead: Overhead) -> Floats:
     """Return `misfits_of_all` of what was measured, none farther than the farthest."""
-    off = misfits_of_all(rows, server, overhead, (*FITTED, "requests_per_s"))
-    off = off.reshape(len(rows), 1 + len(FITTED))
+    off = misfits_of_all(rows, server, overhead).reshape(len(rows), len(FITTED))
     beyond = np.array([saturated(row) for row, _ in rows], bool)
-    off[~beyond, 2] = np.nan  # as many leave as arrive, whatever the parameters
     # TTFT of a queue that grows is off by many times what batch times are, so beyond what costs
     # can mend it says nothing of them.
     off[beyond, 0] = np.clip(off[beyond, 0], -_FARTHEST_BEYOND, _FARTHEST_BEYOND)
