@@ -9,10 +9,10 @@ up to three times in the file, under several names; it counts once.
 SGLang's points of Qwen3 (`AT_ONCE`) are of another kind: TTFT grows as the requests in flight, and
 is that of equal lengths which begin and end together. They are simulated so.
 
-Constants of the host (`host_fits.py`), the floor of latent attention and what 4-bit experts
-reach were fitted to every second row with fewer than 8,000 output tokens of the models that
-`hosts.yaml` names. Nothing was fitted to Qwen3-32B, to the B200, to rows that state no precision,
-or to vLLM before 0.16.
+Constants of the host (`host_fits.py`) and the floor of latent attention were fitted to every second
+row with fewer than 8,000 output tokens of the models that `hosts.yaml` names; the host of vLLM 0.12
+to every second row of Qwen3-32B. Nothing was fitted to the B200, nor to rows that state no
+precision but those of Qwen3-32B.
 """
 
 import functools

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from how_far_off import CONFIGS, ENGINES_HERE, compared
+from how_far_off import CONFIGS, DEPLOYED, ENGINES_HERE, compared
 from how_far_off_calibrated import CONTRADICTORY, ONE_LEFT_OUT, summary
 
 from penstock.system.models.config import read_shape
@@ -72,21 +72,20 @@ def blind(table: pl.DataFrame) -> str:
 
 def beside(table: pl.DataFrame, answers: Path) -> str:
     """Return the table of both tools' medians on the same points."""
-    keys = ["backend", "model_path", "system", "precision", "tp_size", "isl", "osl", "batch_size"]
+    keys = [*DEPLOYED, "tp_size", "moe_ep_size", "isl", "osl", "batch_size"]
     asked = pl.DataFrame(json.loads(answers.read_text()), infer_schema_length=None)
     asked = asked.filter(pl.col("ttft").is_not_null()).with_columns(
-        *(pl.col(name).cast(pl.Int64) for name in ("tp_size", "isl", "osl", "batch_size")),
-        precision=pl.when(pl.col("precision") != "").then("precision"),
+        *(pl.when(pl.col(name) != "").then(name).cast(table.schema[name]) for name in keys),
     )
-    theirs = asked.select(*keys, aic_ttft="ttft", aic_tpot="tpot").unique(keys)
+    theirs = asked.select(*keys, aic_ttft="ttft", aic_tpot="tpot")
+    theirs = theirs.unique(keys, keep="first", maintain_order=True)
     both = table.join(theirs, on=keys, nulls_equal=True)
     seconds = pl.col("aic_ttft") + pl.col("aic_tpot") * (pl.col("osl") - 1)
     truth = pl.col("silicon_ttft_ms") + pl.col("silicon_tpot_ms") * (pl.col("osl") - 1)
     both = both.with_columns(
         aic_off_ttft=pl.col("aic_ttft") / pl.col("silicon_ttft_ms"),
         aic_off_tpot=pl.col("aic_tpot") / pl.col("silicon_tpot_ms"),
-        aic_off_rate=truth / seconds,
-        off_rate=truth / (pl.col("ttft") + pl.col("tpot") * (pl.col("osl") - 1)),
+        aic_off_rate=pl.when(pl.col("off_rate").is_not_null()).then(truth / seconds),
     )
     lines = [
         "| engine | points | Penstock: TPOT | TTFT | throughput "

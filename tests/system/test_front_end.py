@@ -95,6 +95,6 @@ def test_a_scenario_says_it_in_ms_and_us(tmp_path: Path) -> None:
         read_scenario(path)
 
 
-def test_two_kinds_of_servers_of_a_pool_share_one() -> None:
+def test_kinds_of_servers_of_a_pool_that_differ_in_it_are_refused() -> None:
     with pytest.raises(InputError, match="differ in their front end"):
         ps.Pool([(server(FrontEnd(0.1)), 1), (server(None), 1)])

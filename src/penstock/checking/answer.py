@@ -390,6 +390,8 @@ class Answer(OfSystem, OfLatency, Shown):
             cause = (
                 f"the {bound.name} lets no policy carry more than {bound.max_rate:,.4g} requests/s"
             )
+            if bound.name == "front end":
+                return f"{cause}: give it more processes, or replicas: {plan}"
             return f"{cause}: `penstock recommend {file}` looks for other limits, and {plan}"
         cause = f"the policy, {self.server.policy.name}, does not carry it, though another may"
         if self.full is not None and self.full.rate < rate:

@@ -183,7 +183,6 @@ class JobsInTicks:
 
     def _front(self, jobs: Jobs, pool_of: Ints) -> Ints:
         """Return the ticks of each request at its front end; nothing where no pool has one."""
-        # Who comes with KV memory was taken in where its prompt was.
         ends = [pool.server.front_end for pool in self.network.pools.values()]
         if not any(ends):
             return np.zeros(0, np.int64)
@@ -191,8 +190,8 @@ class JobsInTicks:
         for index, end in enumerate(ends):
             if end is not None:
                 here = pool_of == index
-                seconds[here] = end.per_request + end.per_token * jobs.output[here]
-        if self.network.sends_memory:
+                seconds[here] = end.seconds(jobs.output[here].astype(np.float64))
+        if self.network.sends_memory:  # who comes with it was taken in where its prompt was
             seconds[self.network.received(jobs) > 0] = 0.0
         return in_ticks("the work of a front end", seconds, self.tick_s)
 

@@ -157,7 +157,7 @@ def open_session(
     """Return a session on a server: the faster loop where nothing but a paper's policy decides."""
     if server.by_phase and server.front_end is None:
         return PaperSession(server, record, tick_s, compress, stop)
-    if server.by_lines:  # what is counted of a server is counted in one queue
+    if server.by_lines:  # behind a front end: a session of one server records a queue, not lines
         server = dataclasses.replace(server, batch_time=Composition(server.batch_time))
     # Imported here, as a paper server alone does without the loop of all others.
     from penstock.simulation.event_session import EventSession

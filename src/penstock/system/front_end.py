@@ -7,8 +7,11 @@ at a time. It has a limit of its own, however fast the GPU is.
 import dataclasses
 from typing import Annotated
 
+import numpy as np
+
 from penstock.errors import InputError
 from penstock.fields import Checked, Key, Range
+from penstock.inputs.arrays import Floats
 
 _TIME = Range(0, 1e3, "s", "it is the work of one request; give ms")
 _TOKEN = Range(0, 1e3, "s", "it is the work of one token; give us")
@@ -21,7 +24,9 @@ class FrontEnd(Checked):
 
     The work of a request is done when it comes, that of its output tokens included, so TTFT has
     somewhat more of it than it really has, and the rate that it carries is exact. Replicas of a
-    pool share their processes. Who comes with KV memory of another pool was taken in there.
+    pool share their processes. Who comes with KV memory of another pool was taken in there, and
+    who is sent again after an outage was taken in before. What waits there is not in a run's series
+    of what a server holds.
 
     Parameters
     ----------
@@ -35,7 +40,7 @@ class FrontEnd(Checked):
 
     per_request: Annotated[float, _TIME, Key("per_request_ms", 1e3, "ms")] = 0.0
     per_token: Annotated[float, _TOKEN, Key("per_token_us", 1e6, "us")] = 0.0
-    processes: Annotated[int, _PROCESSES, Key("processes")] = 1
+    processes: Annotated[int, _PROCESSES, Key("processes", others=("api_server_count",))] = 1
 
     def settle(self) -> None:
         """Refuse one that takes no time."""
@@ -45,6 +50,6 @@ class FrontEnd(Checked):
                 "per_request_ms or per_token_us, or leave it out"
             )
 
-    def seconds(self, output_tokens: float) -> float:
-        """Return the work of a request with so many output tokens, also a mean one's."""
-        return self.per_request + self.per_token * output_tokens
+    def seconds(self, output_tokens: Floats | float) -> Floats:
+        """Return the work of requests with so many output tokens each."""
+        return np.asarray(self.per_request + self.per_token * output_tokens)

@@ -336,8 +336,8 @@ def of_server(
 
 
 def certified_load(pools: Sequence[PoolLoad], certified: float | None) -> float | None:
-    """Return what is certified, which knows no front end; where theorems meet, the same as what is
-    carried, but rounding.
+    """Return what is certified, at most what every limit carries, a front end's among them; where
+    theorems meet, the same, but rounding.
     """
     most = min(pool.max_load for pool in pools)
     if certified and (certified > most or math.isclose(certified, most, rel_tol=_ROUNDING)):

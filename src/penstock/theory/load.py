@@ -246,7 +246,7 @@ def demand_of(load: Load, replicas: int = 1, links: Estimate = NOTHING) -> Deman
 
 def front_s(server: Server, outputs: float) -> float:
     """Return the seconds that a front end works on a request with so many outputs on average."""
-    return 0.0 if server.front_end is None else server.front_end.seconds(outputs)
+    return 0.0 if server.front_end is None else float(server.front_end.seconds(outputs))
 
 
 def _kv_tokens(load: Load) -> tuple[float, bool]:

@@ -11,6 +11,7 @@ import penstock as ps
 from penstock.measuring.calibration.benchmarks import COLUMNS
 from penstock.measuring.calibration.build import Build
 from penstock.measuring.calibration.calibrate import calibrate
+from penstock.measuring.calibration.equations import saturated
 from penstock.measuring.calibration.predict import Overhead, Requests, predict, sustained_rate
 from penstock.measuring.calibration.shape import NAMES, possible_shapes
 from penstock.system.models.adjusted import KNOTS
@@ -98,6 +99,36 @@ def test_no_fitted_row_is_missed_without_a_word_and_what_was_not_fitted_is_met(s
     ttft, itl = np.median(judged, axis=0)
     assert ttft < 0.25
     assert itl < 0.2
+
+
+def test_a_row_whose_ttft_says_a_tenth_does_not_bend_the_others() -> None:
+    """As a queue that others share, or a limit that is not known, may leave it."""
+    rng = np.random.default_rng([45, 1000])
+    server, overhead, hardware, _ = deployment(rng)
+    table = rows_of(server, overhead, (0.3, 0.7, 1.4), 0.0, rng)
+    limits = {"token_budget": server.token_budget, "max_batch_size": server.max_batch_size}
+    wrong = table.with_columns(
+        ttft_mean_s=pl.when(pl.col("row") == 2).then(pl.col("ttft_mean_s") / 10).otherwise("ttft_mean_s")
+    )
+    found = calibrate(wrong, hardware=hardware, fit_rows="all", policy="vllm", **limits)
+    good = found.rows.filter(pl.col("row") < 2)
+    assert good["ttft_error"].abs().max() < 0.15
+    assert good["itl_error"].abs().max() < 0.1
+
+
+def test_a_short_run_with_long_outputs_is_not_beyond_what_its_server_carries() -> None:
+    """Its last requests end long after the last was sent, whatever the load."""
+    server = ps.Server(ps.Affine(0.02, 1e-5), 8192, 1024, "vllm")
+    arrivals = np.cumsum(np.random.default_rng(3).exponential(0.2, 100))
+    load = Requests(arrivals - arrivals[0], np.full(100, 500), np.full(100, 512), None, None)
+    seen = predict(load, server, Overhead())
+    row = {
+        **dict.fromkeys(COLUMNS), "pattern": "poisson", "rate": 5.0, "completed": 100, "output_tokens": 512.0,
+        "sending_s": float(load.arrival_s[-1]), **{name: seen[name] for name in ("requests_per_s", "itl_mean_s")},
+    }  # fmt: skip
+    assert seen["requests_per_s"] < 0.7 * 5.0
+    assert not saturated(row)
+    assert saturated(row | {"requests_per_s": 1.0})
 
 
 @pytest.mark.slow

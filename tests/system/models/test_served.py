@@ -162,8 +162,11 @@ def test_an_engine_may_have_a_version_whose_host_and_nearest_kernels_are_taken()
     assert (older.engine, older.version) == ("vllm", "0.12")
     assert older.host.batch_s > newest.host.batch_s == 0
     assert older.times.composition(64).linear([1.0])[0] > newest.times.composition(64).linear([1.0])[0] + 1e-3
-    assert "the kernels of h100-sxm as vLLM 0.19 has them, the nearest to 0.12" in older.caution
-    assert "as vLLM" not in newest.caution
+    said = "h100-sxm, GEMMs and experts as in vLLM 0.19, the nearest to 0.12, with the host of vLLM up to 0.13"
+    assert said in older.caution
+    assert older.name == "Llama-3.1-8B on h100-sxm under vllm-0.12"
+    assert "as in vLLM" not in newest.caution
+    assert served_model("Llama-3.1-8B", "h100", engine="vllm-0.24.0+cu128").caution == newest.caution
     oldest = served_model("Llama-3.1-8B", "h100", engine="vllm-0.6")
     assert oldest.host.request_s > older.host.request_s
     with pytest.raises(InputError, match="times are known by version of vllm alone; give sglang"):
@@ -182,6 +185,8 @@ def test_an_engine_may_have_a_version_whose_host_and_nearest_kernels_are_taken()
         ("nvidia/Llama-3.1-8B-Instruct-FP8", "vllm", None, Numbers("fp8", "fp8", "fp8", "fp8")),
         ("nvidia/Llama-3.1-8B-Instruct-NVFP4", "vllm", None, Numbers("fp4", "fp4", "fp4", "fp8")),
         ("RedHatAI/Llama-3.1-8B-Instruct-FP8-dynamic", "vllm", None, Numbers("fp8", "fp8", "fp8", "bf16")),
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "vllm", None, Numbers("fp8-block", "fp8-block", "fp8-block")),
+        ("RedHatAI/Llama-3.1-8B-Instruct-NVFP4", "vllm", None, Numbers("fp4", "fp4", "fp4", "bf16")),
     ],
 )
 def test_precisions_are_those_of_the_checkpoint_that_is_served(

@@ -206,8 +206,7 @@ class Calibration(Shown):
         if self.met_roughly:
             words.append(
                 f"benchmark results that were fitted are off by more than {ROUGHLY:.0%}: "
-                f"{'; '.join(self.met_roughly)}. Near the limit TTFT moves by several times what "
-                "batch times do"
+                f"{'; '.join(self.met_roughly)}"
             )
         words += self.untrusted
         if self.limit_warning is not None:

@@ -60,7 +60,8 @@ in a second.
 """
 
 _KNEES = (64.0, 96.0, 128.0, 160.0, 192.0, 224.0, 256.0, 320.0, 384.0, 448.0, 512.0)
-_LEAST_CARRIED = 0.9  # of what arrives: whoever carries less lets a queue grow
+_LEAST_CARRIED = 0.9  # of what may end: whoever carries less lets a queue grow
+_LONGEST_OUTPUT = 3.0  # means of an output that the last of a run takes
 _FULL = 0.8  # share of a closed loop that streams at least, unless something holds the others back
 _FARTHEST = 8.0  # standard deviations of its prior that a cost may be away
 _OFF = (
@@ -200,9 +201,12 @@ def held_back(row: Row, max_batch_size: int | None) -> bool:
 
 def saturated(row: Row) -> bool:
     """Return whether more arrived than the server carried: what left says how much that is."""
-    if row["pattern"] == "closed" or not row["rate"]:
+    if row["pattern"] == "closed" or not row["rate"] or not row["requests_per_s"]:
         return False
-    return bool((row["requests_per_s"] or np.inf) < _LEAST_CARRIED * row["rate"])
+    # The last requests end after the last was sent, at any load.
+    sending = row["sending_s"] or row["completed"] / row["rate"]
+    alone = (measured(row, "itl") or 0.0) * row["output_tokens"] * _LONGEST_OUTPUT
+    return bool(row["requests_per_s"] < _LEAST_CARRIED * row["completed"] / (sending + alone))
 
 
 def _nobody_else(row: Row, streams: float) -> float:

@@ -68,7 +68,7 @@ def _from_shape(
     """Show what follows from the shape of a model on a GPU."""
     from penstock.measuring.hardware.view_of_shape import facts_of, shaped_page
     from penstock.show.answers import plain
-    from penstock.system.engines import ENGINES
+    from penstock.system.engines import ENGINES, without_version
     from penstock.system.models.served import served_model
 
     if model is None:
@@ -77,6 +77,6 @@ def _from_shape(
             f"Llama-3.1-70B --gpu {gpu}`, or the path of its config.json"
         )
     sized = [name for name, known in ENGINES.items() if known.memory.gpu_rule is not None]
-    checks.word("--engine", engine, sized)
+    checks.word("--engine", without_version(engine)[0], sized)
     served = served_model(model, gpu, tensor_parallel, precision=precision, engine=engine)
     Form(as_json).show(shaped_page(served), plain(facts_of(served)))

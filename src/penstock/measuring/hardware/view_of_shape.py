@@ -54,7 +54,7 @@ def facts_of(served: ServedModel) -> ModelOnGpus:
         model=shape.name,
         gpu=served.gpu.name,
         tensor_parallel=tp,
-        engine=served.engine,
+        engine=served.engine_name,
         parameters=shape.parameters,
         active_parameters=shape.active_parameters,
         precision={"weights": numbers.dense, "experts": numbers.experts, "kv": numbers.kv},

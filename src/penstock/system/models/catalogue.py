@@ -55,8 +55,15 @@ def model_shape(model: str, folder: Path = Path()) -> ModelShape:
         converted = re.sub(ending, "", plain).removesuffix("-quantized")
         if converted == plain or (shape := by_name(converted)) is None:
             continue
+        if maker.lower() in ("", "qwen") and precision == "fp8" and plain.startswith("qwen"):
+            own_fp8 = catalogue().get(f"{shape.name}-FP8")
+            blocks = Numbers("fp8-block", "fp8-block", "fp8-block", shape.stored.kv)
+            return own_fp8 or dataclasses.replace(
+                shape, name=called, stored=blocks, published_gb=None
+            )
         # NVIDIA's checkpoints ask for a KV cache in 8 bits, those of others do not.
-        kv = "fp8" if maker.lower() == "nvidia" else None
+        own = maker.lower() == "nvidia" and precision != "int4"
+        kv = "fp8" if own else shape.stored.kv
         stored = shape.numbers(precision, kv)
         return dataclasses.replace(shape, name=called, published_gb=None, stored=stored)
     names = [name.lower() for name in catalogue()]

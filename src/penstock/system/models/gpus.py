@@ -60,8 +60,8 @@ The memory is what drivers report, which is less than what the name says. 16 bit
 T4 and V100 have float16 only.
 """
 
-_FLASH_2 = r"a100|a10|l4|l20|rtx"
-"""Beginnings of the names of GPUs on which engines run FlashAttention 2."""
+_FLASH_2 = r"(a10|l4|l20|rtx)"
+"""Beginnings of the names of GPUs on which vLLM runs FlashAttention 2, whatever follows."""
 
 TYPICAL = {
     "floor_us": 5.0,
@@ -122,7 +122,9 @@ class KnownGpu:
 
     @property
     def reads_again(self) -> bool:
-        """Whether a decode beside prefill reads its KV cache once for each query head."""
+        """Whether under vLLM a decode beside prefill reads its KV cache once for each query head;
+        other engines are taken to do the same.
+        """
         return re.match(_FLASH_2, self.name) is not None
 
     def shares(self, operation: str, precision: str = "bf16") -> Shares:

@@ -54,11 +54,13 @@ class EngineFit:
 
     def host_of(self, version: str | None) -> Host:
         """Return what a version of it adds; None: the newest."""
-        if version is not None:
-            for last in sorted(self.older, key=version_key):
-                if version_key(version) <= version_key(last):
-                    return self.older[last]
-        return self.host
+        last = None if version is None else self.last_of(version)
+        return self.host if last is None else self.older[last]
+
+    def last_of(self, version: str) -> str | None:
+        """Return the last version that has the host of an older one; None: the newest has it."""
+        later = [last for last in self.older if version_key(version) <= version_key(last)]
+        return min(later, key=version_key, default=None)
 
 
 @functools.cache

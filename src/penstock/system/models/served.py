@@ -72,7 +72,13 @@ class ServedModel:
     def name(self) -> str:
         """The model on its GPUs, in words."""
         many = f"{self.tensor_parallel} x " if self.tensor_parallel > 1 else ""
-        return f"{self.shape.name} on {many}{self.gpu.name}"
+        under = f" under {self.engine_name}" if self.version else ""
+        return f"{self.shape.name} on {many}{self.gpu.name}{under}"
+
+    @property
+    def engine_name(self) -> str:
+        """Its engine, with the version that was asked for."""
+        return f"{self.engine}-{self.version}" if self.version else self.engine
 
     @property
     def taken(self) -> str:
@@ -111,7 +117,12 @@ class ServedModel:
         """Which version's kernels they are, where one was asked for."""
         if self.version is None or not self.gpu.measured:
             return ""
-        return f" as vLLM {next(iter(self.gpu.fits))} has them, the nearest to {self.version}"
+        nearest, words = next(iter(self.gpu.fits)), ""
+        if nearest != self.version:
+            words = f", GEMMs and experts as in vLLM {nearest}, the nearest to {self.version}"
+        if self.host != self.fit.host:
+            words += f", with the host of vLLM up to {self.fit.last_of(self.version)}"
+        return words
 
     @property
     def caution(self) -> str:
@@ -149,8 +160,9 @@ def served_model(
     folder: Path = Path(),  # where a path is looked for
 ) -> ServedModel:
     """Return a model on GPUs."""
-    engine, version = without_version(engine)
-    _check_version(engine, version)
+    named_engine = engine
+    engine, version = without_version(named_engine)
+    _check_version(named_engine, engine, version)
     shape, known = model_shape(model, folder), known_gpu(gpu, version)
     shape.check_split(tensor_parallel, expert_parallel)
     as_weights = ENGINES[engine].memory.cached_as_weights and shape.stored.dense == "bf16"
@@ -173,13 +185,13 @@ def served_model(
     return ServedModel(shape, known, numbers, *split, engine, version, named)
 
 
-def _check_version(engine: str, version: str | None) -> None:
+def _check_version(name: str, engine: str, version: str | None) -> None:
     """Refuse an engine that there is not, and a version of one whose times are not known by it."""
     checks.word("engine", engine, tuple(ENGINES))
     timed = [known for known, fit in engine_fits().items() if fit.older]
     if version is not None and engine not in timed:
         raise InputError(
-            f"engine is {engine} {version}, but times are known by version of "
+            f"engine is {name}, but times are known by version of "
             f"{' and '.join(timed)} alone; give {engine} without one"
         )
 

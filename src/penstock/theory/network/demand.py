@@ -332,8 +332,8 @@ def _attention_at(server: Server, visits: Visits) -> Floats:
 def _front_at(server: Server, visits: Visits) -> Floats:
     """Return the seconds that a front end works on requests."""
     assert server.front_end is not None
-    seconds = server.front_end.per_request + server.front_end.per_token * visits.output
-    return np.asarray(np.where(visits.received > 0, 0.0, seconds))
+    outputs = visits.output.astype(np.float64)
+    return np.where(visits.received > 0, 0.0, server.front_end.seconds(outputs))
 
 
 _AT_SERVER = {
