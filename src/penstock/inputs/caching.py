@@ -12,7 +12,7 @@ def cached(size: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Keep so many results; none where the user's own lengths or batch times cannot be keys."""
 
     def decorated(function: Callable[P, T]) -> Callable[P, T]:
-        remembered = functools.lru_cache(size)(function)
+        remembered = functools.lru_cache(size, typed=True)(function)  # True is not 1
 
         @functools.wraps(function)
         def answer(*args: P.args, **kwargs: P.kwargs) -> T:
