@@ -11,7 +11,7 @@ Of the older version only what became another kernel is fitted: GEMMs and expert
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +208,14 @@ def attention_rows(path: Path) -> pl.DataFrame:
     )
 
 
+def by_cache(rows: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
+    """Yield each precision of the KV cache that was timed, and its rows."""
+    for dtype in ("bfloat16", "fp8"):
+        table = rows.filter(pl.col("kv_cache_dtype") == dtype)
+        if not table.is_empty():
+            yield NAMES[dtype], table
+
+
 def fit_prefill(gpu: str, root: Path) -> dict[str, Any]:
     """Attention of prompts, by the precision of the KV cache."""
     sheet = SHEETS[gpu]
@@ -215,10 +223,7 @@ def fit_prefill(gpu: str, root: Path) -> dict[str, Any]:
         (pl.col("isl") >= 64) & (pl.col("batch_size") * pl.col("isl") <= 65536)
     )
     answer = {}
-    for dtype in ("bfloat16", "fp8"):
-        table = rows.filter(pl.col("kv_cache_dtype") == dtype)
-        if table.is_empty():
-            continue
+    for precision, table in by_cache(rows):
         b, new, window, ms = columns(table, "batch_size", "isl", "window_size", "latency")
         h, kv, d = columns(table, "num_heads", "num_key_value_heads", "head_dim")
         tokens, pairs = (
@@ -230,7 +235,7 @@ def fit_prefill(gpu: str, root: Path) -> dict[str, Any]:
             return kernels.prefill_attention(sheet, p, t[i], q[i], h[i], kv[i], d[i])
 
         names = ("floor_us", "memory", "compute", "sharpness", "block")
-        answer[NAMES[dtype]] = fitted(predict, names, ms * 1e-3)
+        answer[precision] = fitted(predict, names, ms * 1e-3)
     return answer
 
 
@@ -241,14 +246,11 @@ def fit_decode(gpu: str, root: Path) -> dict[str, Any]:
         (pl.col("step") <= 32768) & (pl.col("batch_size") <= 512)
     )
     answer = {}
-    for dtype in ("bfloat16", "fp8"):
-        table = rows.filter(pl.col("kv_cache_dtype") == dtype)
-        if table.is_empty():
-            continue
+    for precision, table in by_cache(rows):
         b, step, window, ms = columns(table, "batch_size", "step", "window_size", "latency")
         h, kv, d = columns(table, "num_heads", "num_key_value_heads", "head_dim")
         seen = np.where(window > 0, np.minimum(step + 1, window), step + 1)
-        each = BYTES[NAMES[dtype]]
+        each = BYTES[precision]
         moved = b * seen * 2 * kv * d * each / L2_MB[gpu] / 1e6
         not_cached = (moved < 1 / 16) | (moved > 2)
         b, seen, h, kv, d, ms = (column[not_cached] for column in (b, seen, h, kv, d, ms))
@@ -257,7 +259,7 @@ def fit_decode(gpu: str, root: Path) -> dict[str, Any]:
             return kernels.decode_attention(sheet, p, each, b[i], seen[i], h[i], kv[i], d[i])
 
         names = ("floor_us", "memory", "sharpness", "walk_ns", "head_ns")
-        answer[NAMES[dtype]] = fitted(predict, names, ms * 1e-3)
+        answer[precision] = fitted(predict, names, ms * 1e-3)
     return answer
 
 

@@ -95,14 +95,10 @@ NEAR = {"int8": ("fp8",), "mxfp4": ("int4", "bf16")}
 """Whose parameters stand for those of a precision that was not measured, before those of others."""
 
 
-def version_key(version: str) -> tuple[int, ...]:
-    """Return a version as numbers that compare as versions do."""
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-
-
-def _ordinal(version: str) -> int:
-    major, minor = version_key(version)
-    return 1000 * major + minor
+def version_number(version: str) -> int:
+    """Return a version, such as 0.16, as a number that grows as versions do."""
+    major, minor = version.split(".")
+    return 1000 * int(major) + int(minor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,9 +196,9 @@ def known_gpu(name: str, version: str | None = None) -> KnownGpu:
     known = _spelled(name)
     if known in SHEETS:
         tables = _fits().get(known, {})
-        newest = sorted(tables, key=version_key, reverse=True)
+        newest = sorted(tables, key=version_number, reverse=True)
         if version is not None:
-            newest.sort(key=lambda table: abs(_ordinal(table) - _ordinal(version)))
+            newest.sort(key=lambda table: abs(version_number(table) - version_number(version)))
         return KnownGpu(known, SHEETS[known], {table: tables[table] for table in newest})
     near = nearest(known, SHEETS)
     for maker, names in _OTHERS.items():

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from penstock.system.models.gpus import version_key
+from penstock.system.models.gpus import version_number
 from penstock.system.uncertain import Seen
 
 _FILE = Path(__file__).parent / "hosts.yaml"
@@ -59,8 +59,8 @@ class EngineFit:
 
     def last_of(self, version: str) -> str | None:
         """Return the last version that has the host of an older one; None: the newest has it."""
-        later = [last for last in self.older if version_key(version) <= version_key(last)]
-        return min(later, key=version_key, default=None)
+        later = [last for last in self.older if version_number(version) <= version_number(last)]
+        return min(later, key=version_number, default=None)
 
 
 @functools.cache
