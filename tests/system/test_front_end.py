@@ -71,6 +71,18 @@ def test_its_limit_has_a_name_and_no_policy_is_stable_beyond(replicas: int) -> N
     assert certificate.certified_rate == pytest.approx(8 * replicas)
 
 
+@pytest.mark.parametrize("replicas", [0, 1, 3])
+def test_the_test_by_simulation_is_unstable_beyond_it_too(replicas: int) -> None:
+    for rho, verdict in ((0.98, "stable"), (1.02, "unstable"), (2.0, "unstable")):
+        workload = ps.Workload.poisson(8 * rho * max(replicas, 1), prompt=100, output=5)
+        served = server(FrontEnd(0.125))
+        test = ps.verdict(ps.Network.single(workload, served, replicas)) if replicas else ps.verdict(workload, served)
+        assert test.verdict == verdict
+        assert ("its front end has" in test.reason) == (verdict == "unstable")
+        if verdict == "unstable":
+            assert test.drift == pytest.approx(1 - 1 / rho)
+
+
 def test_what_waits_in_front_grows_as_the_limit_says() -> None:
     workload = ps.Workload.poisson(10.0, prompt=100, output=5)
     run = ps.simulate(workload, server(FrontEnd(0.125)), requests=20_000)

@@ -50,7 +50,13 @@ from penstock.checking.backlog import (
     slots,
     waits_as_prompts,
 )
-from penstock.checking.stability import Outcome, Stability, Watch, up_to_unstable
+from penstock.checking.stability import (
+    Outcome,
+    Stability,
+    Watch,
+    up_to_unstable,
+    with_front_end,
+)
 from penstock.errors import InputError
 from penstock.inputs import special_functions as special
 from penstock.inputs.arrays import Floats
@@ -58,7 +64,7 @@ from penstock.simulation.progress import Progress
 from penstock.system.server import Server
 from penstock.theory.attention import attention_of, beside_prefill
 from penstock.theory.kv_blocks import fits, reuses
-from penstock.theory.load import Load, load
+from penstock.theory.load import Load, demand_of, load
 from penstock.theory.region import region
 from penstock.workload.jobs import Requests
 from penstock.workload.workload import Workload
@@ -90,13 +96,16 @@ def drift_test(
     progress: Progress,
 ) -> Stability:
     """Test a server from each backlog: see `penstock.verdict`; ``workload`` has the seed."""
-    # The limit of a front end is a theorem's: backlogs are of what it let in.
+    # The limit of a front end is exact: backlogs are of what it let in.
     test = _Test.of(workload, server.behind_front_end, alpha, resolution, most_arrivals)
     starts: tuple[Start, ...] = ("prefill", "mixed", "decode") if test.decodes > 0 else ("prefill",)
     outcome, watches = up_to_unstable(
         [functools.partial(test.watch, start) for start in starts], progress
     )
-    return Stability(outcome, resolution, watches, alpha=alpha)
+    stability = Stability(outcome, resolution, watches, alpha=alpha)
+    if server.front_end is None:
+        return stability
+    return with_front_end(stability, [demand_of(load(workload, server))])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from penstock.checking.stability import Flood, Outcome, Stability, up_to_unstable
+from penstock.checking.stability import (
+    Flood,
+    Outcome,
+    Stability,
+    up_to_unstable,
+    with_front_end,
+)
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats, Ints
 from penstock.kernel.due_epochs import NEVER
@@ -37,6 +43,7 @@ from penstock.simulation.progress import Progress
 from penstock.simulation.run import TICK_S
 from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel
+from penstock.theory.network.demand import network_demand
 from penstock.workload.jobs import Jobs
 
 FALLEN = 0.5
@@ -81,7 +88,9 @@ def flood_test(
             "the jobs are recorded and come to an end, so nothing can grow for ever; give them a "
             "rate"
         )
-    network = network.behind_front_ends  # their limit is a theorem's: floods are let in
+    # The limit of a front end is exact: floods are of what it let in.
+    whole, network = network, network.behind_front_ends
+    has_front_ends = whole is not network
     model = network.model()
     most = float(model.rho.max())
     if most > _MOST_LOAD:  # more is as unstable, and takes as many more arrivals to see
@@ -98,7 +107,10 @@ def flood_test(
         if _decodes_may_starve(network, stage)
     ]
     outcome, seen = up_to_unstable(floods, progress)
-    return Stability(outcome, resolution, floods=seen)
+    stability = Stability(outcome, resolution, floods=seen)
+    if not has_front_ends:
+        return stability
+    return with_front_end(stability, network_demand(whole)[1])
 
 
 def _decodes_may_starve(network: Network, stage: int) -> bool:

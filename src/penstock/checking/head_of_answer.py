@@ -161,10 +161,7 @@ def _of_test(answer: Answer) -> list[Line]:
     ends = ""
     if doubt is not None and test.verdict == "stable":
         ends = ", also with the slowest and the fastest batch times that are likely"
-    behind = ""
-    if not answer.is_network and answer.server.front_end is not None:
-        behind = "behind its front end, "  # whose own limit is a theorem's
-    text = f"by simulation: {behind}{test.deciding.in_short(test)}{ends}."
+    text = f"by simulation: {test.in_short}{ends}."
     return [Line(test.verdict, text, judges=True)]
 
 

@@ -1,13 +1,16 @@
 """What the tests say: does the backlog of a server shrink, does the work of a network drain?"""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Literal, TypeVar
 
 from penstock.checking.backlog import Path, Start
 from penstock.inputs.arrays import Floats
 from penstock.show.answers import AsData, Meaning, computed
 from penstock.simulation.progress import Progress, in_parts
+from penstock.theory.limits import limits_of
+from penstock.theory.load import Demand
 
 Outcome = Literal["stable", "unstable", "undecided"]
 
@@ -184,6 +187,9 @@ class Stability(AsData):
     watches
         Of a server: the test from each backlog: prompts, prompts beside decodes, decodes. Those
         after one that says unstable are left out, and all but the first where no request decodes.
+    front_end
+        Load of the front end that has most, behind which backlogs are put; 0: there is none. From 1
+        on nothing is stable.
     """
 
     verdict: Annotated[Outcome, Meaning("``stable``, ``unstable`` or ``undecided``.")]
@@ -202,6 +208,7 @@ class Stability(AsData):
         float | None,
         Meaning("Of a server: error rate that was chosen for the test; checked by experiment."),
     ] = None
+    front_end: float = 0.0
 
     @property
     def deciding(self) -> Watch | Flood:
@@ -210,7 +217,17 @@ class Stability(AsData):
         """
         backlogs: tuple[Watch | Flood, ...] = self.watches or self.floods
         gave = [one for one in backlogs if one.outcome == self.verdict]
-        return max(gave, key=lambda one: one.rank)
+        return max(gave or backlogs, key=lambda one: one.rank)
+
+    @property
+    def _overrun(self) -> str:
+        """Say that more comes than a front end takes in; empty: it does not."""
+        if self.front_end < 1:
+            return ""
+        return (
+            f"its front end has {self.front_end:,.4g} times the work that it can do, so what waits "
+            "there grows without end"
+        )
 
     @computed()
     def arrivals(self) -> int:
@@ -223,7 +240,8 @@ class Stability(AsData):
 
         A rough figure where `interval` is None.
         """
-        return self.deciding.drift
+        grows = 1 - 1 / self.front_end if self._overrun else -math.inf
+        return max(self.deciding.drift, grows)
 
     @computed()
     def interval(self) -> tuple[float, float] | None:
@@ -236,6 +254,8 @@ class Stability(AsData):
         deciding = self.deciding
         if isinstance(deciding, Flood):
             return None
+        if self._overrun and self.drift > deciding.drift:
+            return self.drift, self.drift
         if deciding.measured or self.verdict != "stable":
             return deciding.interval
         done = [1 - watch.drift for watch in self.watches]
@@ -248,7 +268,16 @@ class Stability(AsData):
     @computed()
     def reason(self) -> str:
         """One sentence."""
-        return self.deciding.reason(self)
+        return self._overrun or self._behind + self.deciding.reason(self)
+
+    @property
+    def in_short(self) -> str:
+        """The same in the head of an answer."""
+        return self._overrun or self._behind + self.deciding.in_short(self)
+
+    @property
+    def _behind(self) -> str:
+        return "behind its front end, " if self.front_end else ""
 
     @property
     def error(self) -> str:
@@ -289,3 +318,11 @@ def up_to_unstable(
     outcomes = {result.outcome for result in results}
     verdicts: tuple[Outcome, ...] = ("unstable", "undecided")
     return next((word for word in verdicts if word in outcomes), "stable"), tuple(results)
+
+
+def with_front_end(test: Stability, demands: Iterable[Demand]) -> Stability:
+    """Return a test of what front ends let in, with how much of their time is asked for."""
+    limits = [limit for demand in demands for limit in limits_of(demand)]
+    load = max((limit.load for limit in limits if limit.name == "front end"), default=0.0)
+    verdict: Outcome = "unstable" if load >= 1 else test.verdict
+    return dataclasses.replace(test, verdict=verdict, front_end=load)

@@ -37,8 +37,8 @@ def verdict(
     ----------
     workload, server
         What arrives (its own seed is not used) and what serves, under any policy and any limits; or
-        a network alone, under any policies, orders and routers. What is tested is behind front
-        ends: beyond the limit of one, `penstock.certify` says unstable, and this may say stable.
+        a network alone, under any policies, orders and routers. Backlogs are put behind front
+        ends, whose limit is exact: what has more work than one can do is unstable.
     alpha
         Of a server: error rate of the test, which you choose. Default: 0.01. It is meant where the
         load is at least ``resolution`` away from the largest that is stable. No theorem holds
