@@ -3,7 +3,6 @@
 Read by `prior_fits.py` and `how_far_off_calibrated.py`.
 """
 
-import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,10 @@ from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 from penstock.measuring.calibration.benchmarks import COLUMNS
 from penstock.measuring.calibration.laplace import Normal, Posterior, most_probable
+from penstock.measuring.calibration.posterior import WholeRequests
 from penstock.measuring.calibration.predict import predict, requests_of
-from penstock.measuring.calibration.shape import (
-    ShapeBuild,
-    ShapePriors,
-    WholeRequests,
-    shape_priors,
-    values_of,
-)
+from penstock.measuring.calibration.priors import Priors, shape_priors
+from penstock.measuring.calibration.shape import ShapeBuild
 from penstock.system.models.config import read_shape
 from penstock.system.models.served import ServedModel, served_model
 
@@ -45,7 +40,7 @@ class Deployment:
         data: Path,
         points: list[Point],
         kv: str | None = None,
-        priors: ShapePriors | None = None,
+        priors: Priors | None = None,
     ) -> None:
         self.data, self.points = data, points
         backend = points[0]["backend"]
@@ -54,7 +49,7 @@ class Deployment:
         served = served_of(data, points[0], kv)
         self.build = ShapeBuild(budget, SLOTS, self.engine, None, served=served)
         self.priors = priors or shape_priors(self.engine)
-        server = self.build(values_of(self.priors.normal.mean))[0]
+        server = self.build(self.priors.values(self.priors.normal.mean))[0]
         rows = [row_of(point, number) for number, point in enumerate(points)]
         self.sent = [requests_of(row, server) for row in rows]
         self.measured = np.log([[row["ttft_mean_s"], row["tpot_mean_s"]] for row in rows])
@@ -70,7 +65,7 @@ class Deployment:
 
     def predicted(self, which: list[int], theta: Floats) -> Floats:
         """Return logarithms of TTFT and time per output token of some points, in seconds."""
-        server, overhead = self.build(values_of(theta))
+        server, overhead = self.build(self.priors.values(theta))
         times = [predict(self.sent[number], server, overhead) for number in which]
         return np.log([[time["ttft_mean_s"], time["tpot_mean_s"]] for time in times])
 
@@ -81,11 +76,11 @@ class Deployment:
         known = self.measured[which]
         outputs = np.array([0.9 * self.points[number]["osl"] for number in which])
         requests = WholeRequests.of(np.exp(known), outputs)
-        priors = self.priors if noise is None else dataclasses.replace(self.priors, noise=noise)
+        stray = requests.noise(noise or self.priors.noise)
         return most_probable(
             lambda theta: requests.misfits(self.predicted(which, theta) - known),
-            prior or priors.normal,
-            priors.noise_of(requests),
+            prior or self.priors.normal,
+            lambda _: stray,
         )
 
 
@@ -97,9 +92,7 @@ def deployments(data: Path, kept: pl.Expr) -> list[list[Point]]:
     return [part for part in parts if len(part) >= FEWEST and _fits(data, part[0])]
 
 
-def candidates(
-    data: Path, points: list[Point], priors: ShapePriors | None = None
-) -> list[Deployment]:
+def candidates(data: Path, points: list[Point], priors: Priors | None = None) -> list[Deployment]:
     """Return a deployment with its KV cache as published, and in 8 bits, which no point states."""
     published = Deployment(data, points, None, priors)
     assert published.build.served is not None

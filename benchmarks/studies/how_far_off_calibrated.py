@@ -24,7 +24,7 @@ from scipy.optimize import nnls
 
 from penstock.inputs.arrays import Floats
 from penstock.measuring.calibration.laplace import Posterior
-from penstock.measuring.calibration.shape import ShapePriors, priors_in
+from penstock.measuring.calibration.priors import Priors, priors_in
 
 SLOPE = 0.02  # change of a logarithm that slopes are taken over
 N90, T90 = 1.645, 2.132  # half of 90% of a normal distribution, and of Student's t of four degrees
@@ -154,7 +154,7 @@ def _costs(point: Point) -> tuple[list[float], list[float]]:
 
 
 def judged(
-    data: Path, points: list[Point], group: str, priors: ShapePriors | None = None
+    data: Path, points: list[Point], group: str, priors: Priors | None = None
 ) -> list[dict[str, Any]]:
     """Return a row for each prediction of each split of a deployment, with priors that have not
     seen it; None: those that are shipped.

@@ -28,6 +28,11 @@ def span(low: int, high: int, noun: str) -> str:
     return counted(low, noun) if low == high else f"{low:,} to {counted(high, noun)}"
 
 
+def between(low: str, high: str) -> str:
+    """Return the ends of an interval, or the one that both are: ``7 to 8``, ``8``."""
+    return low if low == high else f"{low} to {high}"
+
+
 def amount(value: float) -> str:
     """Return money or accelerators: four digits, and all of those before the point."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -81,6 +81,14 @@ def test_a_policy_of_ones_own_is_named_to_the_plugin_by_its_module_whatever_it_i
     assert found.environment["PENSTOCK_POLICY"] == f"{__name__}:sarathi"
 
 
+def test_processes_of_a_front_end_become_an_option_or_a_note():
+    front_end = ps.FrontEnd(per_request=0.004, processes=4)
+    assert options(launch(deployment("vllm", front_end=front_end)).command)["--api-server-count"] == "4"
+    other = launch(deployment("sglang", front_end=front_end))
+    assert not other.exact
+    assert any("4 processes in front of each replica, and SGLang has one" in note for note in other.notes)
+
+
 def test_settings_of_the_engines_become_their_options():
     slow = deployment("vllm", policy_params={"long_prefill_threshold": 256}, order="priority", kv_blocks=900)
     asked = options(launch(slow).command)

@@ -15,7 +15,7 @@ from penstock.scenario.scenario import Scenario
 from penstock.show.page import MOST_LINES, Line
 from penstock.system.server import Server
 from penstock.theory.operating_point import OperatingPoint
-from penstock.words import sentence
+from penstock.words import between, sentence
 
 _MOST_NAMED = 4  # rates in one line
 _ALL = 0.995  # share of a limit that is called all of it
@@ -128,7 +128,8 @@ def _held_by_limit(rates: Mapping[str, MaxRate], limit: str, point: OperatingPoi
 def _within(rates: Mapping[str, MaxRate]) -> list[Line]:
     """Say between what the highest rate lies, where batch times are not exact."""
     said = [
-        f"{name if len(rates) > 1 else ''} {one.ends.slow.rate:,.4g} to {one.ends.fast.rate:,.4g}"
+        f"{name if len(rates) > 1 else ''} "
+        + between(f"{one.ends.slow.rate:,.4g}", f"{one.ends.fast.rate:,.4g}")
         for name, one in rates.items()
         if one.ends
     ]
@@ -170,7 +171,7 @@ def head_of_recommendation(found: Recommendation, scenario: Scenario) -> list[Li
         low, high = found.calibration.max_rate
         doubt = (
             "not exact: as far as they are known no scheduler carries more than "
-            f"{low:,.4g} to {high:,.4g} requests/s"
+            f"{between(f'{low:,.4g}', f'{high:,.4g}')} requests/s"
         )
     first = {
         "Price": found.price,
@@ -195,7 +196,8 @@ def head_of_region(point: OperatingPoint, scenario: Scenario) -> list[Line]:
     )
     if reach is not None:
         low, high = reach.max_rate.low, reach.max_rate.high
-        text += f"; that limit is {low:,.4g} to {high:,.4g} as far as batch times are known"
+        ends = between(f"{low:,.4g}", f"{high:,.4g}")
+        text += f"; that limit is {ends} as far as batch times are known"
     if reach is not None and reach.undecided:
         text += ": measure them"
         word = "undecided"

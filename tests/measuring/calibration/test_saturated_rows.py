@@ -11,9 +11,10 @@ import penstock as ps
 from penstock.measuring.calibration.benchmarks import COLUMNS
 from penstock.measuring.calibration.build import Build
 from penstock.measuring.calibration.calibrate import calibrate
-from penstock.measuring.calibration.equations import saturated
+from penstock.measuring.calibration.loads import saturated
 from penstock.measuring.calibration.predict import Overhead, Requests, predict, sustained_rate
-from penstock.measuring.calibration.shape import NAMES, possible_shapes
+from penstock.measuring.calibration.priors import shape_priors
+from penstock.measuring.calibration.shape import possible_shapes
 from penstock.system.models.adjusted import KNOTS
 
 MISSED = 0.15
@@ -33,7 +34,7 @@ def deployment(rng: Rng) -> tuple[ps.Server, Overhead, dict[str, Any], float]:
     values = {name: float(np.exp(rng.normal(0, 0.15))) for name in (*KNOTS, "decode_kernel", "prompt_kernel")}
     values |= {"host": 10 ** rng.uniform(-4, -3), "per_stream": 10 ** rng.uniform(-6, -5)}
     values |= {"overhead": 10 ** rng.uniform(-2.7, -1.7), "kv_memory": float(rng.uniform(0.85, 1.0))}
-    assert set(values) == set(NAMES)
+    assert set(values) == set(shape_priors("vllm").of)
     return (*build(values), hardware, 0.06)
 
 

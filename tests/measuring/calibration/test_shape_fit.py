@@ -11,20 +11,18 @@ import penstock as ps
 from penstock.errors import InputError
 from penstock.measuring.calibration.benchmarks import COLUMNS
 from penstock.measuring.calibration.build import Build
+from penstock.measuring.calibration.posterior import WholeRequests
 from penstock.measuring.calibration.predict import predict, requests_of
-from penstock.measuring.calibration.shape import (
-    NAMES,
-    WholeRequests,
-    possible_shapes,
-    shape_priors,
-    values_of,
-)
+from penstock.measuring.calibration.priors import shape_priors
+from penstock.measuring.calibration.quantities import SHAPE_UNITS
+from penstock.measuring.calibration.shape import possible_shapes
 from penstock.system.batch_time_file import read_batch_time, write_batch_time
 
 HARDWARE = {"model": "Llama-3.1-8B", "gpu": "h100-sxm", "kv_precision": "bf16"}
 STATED = Build(2048, 256, "vllm", None)
 SEEN = ("ttft_mean_s", "tpot_mean_s", "e2e_mean_s", "requests_per_s")
-TRUE = values_of(shape_priors("vllm").normal.mean) | {"small_batches": 1.2, "medium_batches": 1.2}
+PRIORS = shape_priors("vllm")
+TRUE = PRIORS.values(PRIORS.normal.mean) | {"small_batches": 1.2, "medium_batches": 1.2}
 
 
 def row(number: int, flying: int, prompt: int = 500, output: int = 100) -> dict[str, object]:
@@ -75,8 +73,8 @@ def test_time_that_moves_from_the_first_token_to_the_others_is_no_misfit_of_the_
 
 def test_a_request_that_is_hardly_more_than_its_tokens_says_little_beside_them() -> None:
     requests = WholeRequests.of(np.array([[0.1, 0.1], [99.9, 0.1], [np.nan, 0.1]]), np.array([1000.0] * 3))
-    ttft, itl = (shape_priors("vllm").noise[metric] for metric in ("ttft", "itl"))
-    noise = shape_priors("vllm").noise_of(requests).reshape(3, 3)
+    ttft, itl = (PRIORS.noise[metric] for metric in ("ttft", "itl"))
+    noise = requests.noise(PRIORS.noise).reshape(3, 3)
     assert noise[:, :2].tolist() == [[ttft, itl]] * 3
     assert noise[0, 2] > 30 * itl
     assert noise[1, 2] == pytest.approx(itl * np.sqrt(2), rel=0.01)
@@ -148,7 +146,7 @@ def test_an_engine_in_the_hardware_is_the_scheduler() -> None:
 def test_priors_cover_every_parameter_of_every_engine() -> None:
     for engine in ("vllm", "sglang", "tensorrt-llm"):
         priors = shape_priors(engine)
-        assert set(priors.priors) == set(NAMES)
+        assert set(priors.of) == set(SHAPE_UNITS)
         assert min(priors.unseen["ttft"], priors.unseen["itl"]) >= 1
         assert (np.linalg.eigvalsh(priors.normal.covariance) > 0).all()
     assert shape_priors("orca") == shape_priors("vllm")

@@ -167,6 +167,7 @@ def test_an_engine_may_have_a_version_whose_host_and_nearest_kernels_are_taken()
     assert older.name == "Llama-3.1-8B on h100-sxm under vllm-0.12"
     assert "as in vLLM" not in newest.caution
     assert served_model("Llama-3.1-8B", "h100", engine="vllm-0.24.0+cu128").caution == newest.caution
+    assert served_model("Llama-3.1-8B", "h100", engine="vllm==0.24").caution == newest.caution
     oldest = served_model("Llama-3.1-8B", "h100", engine="vllm-0.6")
     assert oldest.host.request_s > older.host.request_s
     with pytest.raises(InputError, match="times are known by version of vllm alone; give sglang"):

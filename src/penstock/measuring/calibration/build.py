@@ -6,8 +6,8 @@ from typing import Any
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.measuring.calibration.equations import UNITS
 from penstock.measuring.calibration.predict import Overhead, Requests
+from penstock.measuring.calibration.quantities import COST_UNITS
 from penstock.system.batch_time import MOST_TOKENS, Affine, BatchTime, Composition
 from penstock.system.measured_times import Measured
 from penstock.system.memory import Memory
@@ -53,7 +53,7 @@ class Build:
 
     def __call__(self, values: Mapping[str, float]) -> tuple[Server, Overhead]:
         """Return the server with the costs and limits among the values; others cost nothing."""
-        costs = {**dict.fromkeys(UNITS, 0.0), **values}
+        costs = {**dict.fromkeys(COST_UNITS, 0.0), **values}
         places = self.limit("max_batch_size")
         if "max_batch_size" in values:
             places = max(round(values["max_batch_size"]), 1)

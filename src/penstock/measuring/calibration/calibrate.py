@@ -12,18 +12,17 @@ from penstock.errors import InputError, nearest
 from penstock.measuring.calibration.allowed import Range, allowed, ranges_of, seen_in
 from penstock.measuring.calibration.build import Build, with_known
 from penstock.measuring.calibration.calibration import Calibration
-from penstock.measuring.calibration.equations import UNITS, Row, measured, tokens_held
+from penstock.measuring.calibration.costs import cost_fit
+from penstock.measuring.calibration.fit import Fit, values_of_runs
 from penstock.measuring.calibration.judge import hinges_of, judged, unidentified
-from penstock.measuring.calibration.refine import FITTED
-from penstock.measuring.calibration.shape import (
-    ShapeFit,
-    possible_shapes,
-    shape_fit,
-    with_intervals,
-)
-from penstock.measuring.calibration.steps import Common, common_fit, values_of_runs
+from penstock.measuring.calibration.loads import Row, measured, tokens_held
+from penstock.measuring.calibration.posterior import FITTED, with_intervals
+from penstock.measuring.calibration.predict import requests_of
+from penstock.measuring.calibration.quantities import COST_UNITS
+from penstock.measuring.calibration.shape import open_of, possible_shapes, shape_fit
 from penstock.simulation.progress import Progress
 from penstock.system.engines import ENGINES
+from penstock.system.uncertain import Known
 
 __all__ = ["Calibration", "calibrate"]
 
@@ -51,9 +50,9 @@ def calibrate(
 ) -> Calibration:
     """Calibrate a server on some rows of benchmarks, and predict all of them.
 
-    Linear equations of the rows give a first guess (`equations`), which is refined by simulating
-    each row with its own load pattern, for as long as the benchmark lasted, and its statistics as
-    the tool takes them (`predict`).
+    Each row is simulated with its own load pattern, for as long as the benchmark lasted, and its
+    statistics are as the tool takes them (`predict`). The most probable parameters are taken, given
+    what was measured and what is likely before (`Priors`).
 
     Parameters
     ----------
@@ -63,14 +62,14 @@ def calibrate(
         The model on its GPUs, as a scenario's ``hardware`` says it: ``{"model": "Qwen3-32B",
         "gpu": "h100-sxm", "tensor_parallel": 2}``. Then its shape is the prior: few factors are
         fitted to what the shape says (`shape_fit`), and every prediction has an interval. None:
-        all costs are fitted (`equations`).
+        all costs are fitted (`cost_priors`).
     fit_rows
         Rows to fit, of each shape: ``lowest:3``, those with the fewest requests per second,
         ``spread:3``, from the lowest to the highest at equal distances, or ``all``. Also a value
         for each row.
     parameters
-        What to fit, of `UNITS`, ``step`` among them, without ``hardware``. Default: all. Costs that
-        the rows cannot tell rest on their `priors`.
+        What to fit, of `COST_UNITS`, ``step`` among them, without ``hardware``. Default: all. Costs
+        that the rows cannot tell rest on their priors.
     token_budget
         Of the server, as it ran (``max_num_batched_tokens``). Default: 8,192 is assumed, as vLLM
         has it on a large GPU.
@@ -82,7 +81,7 @@ def calibrate(
         else ``vllm``.
     kv_tokens
         Tokens that KV memory holds. Default: found where rows identify it, else no limit. See
-        `limit_of`.
+        `cost_fit`.
     policy_params
         Settings of the policy, as `Server` takes them: ``{"async_scheduling": False}``, or drafts
         of speculative decoding and the chances that they are accepted.
@@ -133,51 +132,60 @@ def calibrate(
                 "always fitted; leave one of them out"
             )
         fit = shape_fit(rows, fitted, possible_shapes(hardware, build), seed, progress)
-        values_of = values_of_runs(rows, fit.common, fit.build, per_run)
-        return _calibration(rows, fitted, fit.build, fit.common, values_of, per_run, seed, fit)
-    names = list(UNITS if parameters is None else parameters)
+    else:
+        fit = cost_fit(rows, fitted, build, _names(parameters), seed, progress)
+    values_of = values_of_runs(rows, fit, per_run)
+    return _calibration(rows, fitted, fit, values_of, per_run, seed, shape=hardware is not None)
+
+
+def _names(parameters: Sequence[str] | None) -> list[str]:
+    """Return which costs to fit."""
+    names = list(COST_UNITS if parameters is None else parameters)
     for name in names:
-        if name not in UNITS:
-            raise InputError(f"unknown parameter {checks.shown(name)}{nearest(str(name), UNITS)}")
+        if name not in COST_UNITS:
+            asked = checks.shown(name)
+            raise InputError(f"unknown parameter {asked}{nearest(str(name), COST_UNITS)}")
     if "step" not in names:
         raise InputError(
             f"the parameters {checks.shown(', '.join(names))} are fitted without step, the time "
             "that every batch takes; add it"
         )
-    common = common_fit(rows, fitted, build, names, seed, progress)
-    values_of = values_of_runs(rows, common, build, per_run)
-    return _calibration(rows, fitted, build, common, values_of, per_run, seed)
+    bend = {"knee", "per_token_below"}  # neither is anything without the other
+    return [*names, *(bend - set(names) if bend & set(names) else ())]
 
 
 def _calibration(
     rows: Sequence[Row],
     fitted: Sequence[bool],
-    build: Build,
-    common: Common,
+    fit: Fit,
     values_of: dict[str, dict[str, float]],
     per_run: str,
     seed: int,
-    shape: ShapeFit | None = None,
+    *,
+    shape: bool,
 ) -> Calibration:
     """Predict every row, by the common server and by that of its run."""
-    values = common.fit.values
-    one = build(values)
-    to_fit = [row for row, use in zip(rows, fitted, strict=True) if use]
+    values, build = fit.values, fit.build
+    server, overhead = build(values)
+    to_fit = [row for row, _ in fit.sent]
     seen = seen_in(rows, build.policy)
     ranges: dict[str, Range] = {}
-    if shape is not None:
-        one = (shape.with_uncertainty(one[0], seen), one[1])
+    if shape:
+        known: Known = open_of(fit, seen)
     else:
-        budget, ahead = build.limit("token_budget"), one[0].policy.batching.ahead
-        ranges = ranges_of(to_fit, values, common.priors, ahead=bool(ahead), token_budget=budget)
-        one = (with_known(one[0], allowed(ranges, seen)), one[1])
-    unsure = unidentified(common.fit, common.priors, ranges)
+        budget, ahead = build.limit("token_budget"), bool(server.policy.batching.ahead)
+        ranges = ranges_of(to_fit, values, fit.priors.of, ahead=ahead, token_budget=budget)
+        known = allowed(ranges, seen)
+    one = with_known(server, known), overhead
+    unsure = unidentified(fit, ranges)
     hinges = hinges_of(unsure, to_fit)
     most = max(tokens_held(row) for row in rows)
-    least = None if one[0].memory else most
+    least = None if server.memory else most
     of_common = judged(rows, fitted, dict.fromkeys(values_of, one), seed, hinges, least)
-    if shape is not None:
-        of_common = with_intervals(of_common, shape, rows, seed)
+    if shape:
+        sent = [(row, requests_of(row, server, seed)) for row in rows]
+        shapes = {row["shape"] for row in to_fit}
+        of_common = with_intervals(of_common, sent, shapes, build, fit.priors, fit.posterior)
     of_runs = of_common
     if any(own != values for own in values_of.values()):
         servers = {run: build(own) for run, own in values_of.items()}
@@ -185,12 +193,12 @@ def _calibration(
     return Calibration(
         server=one[0],
         values=values,
-        held=common.held,
-        priors=common.priors,
-        deviations=common.fit.deviations,
+        held=fit.held,
+        priors=fit.priors.of,
+        deviations=fit.deviations,
         ranges={name: (of.low, of.high) for name, of in ranges.items() if of.open},
         unsure=unsure,
-        limit_warning=common.warning,
+        limit_warning=fit.warning,
         assumed=build.assumed,
         values_of=values_of,
         per_run=per_run,

@@ -8,7 +8,8 @@ import polars as pl
 
 from penstock.measuring.calibration.allowed import Range
 from penstock.measuring.calibration.build import with_tokens
-from penstock.measuring.calibration.equations import MEASURES, Row, column_of, measured
+from penstock.measuring.calibration.fit import Fit
+from penstock.measuring.calibration.loads import MEASURES, Row, column_of, measured
 from penstock.measuring.calibration.predict import (
     Overhead,
     Requests,
@@ -16,8 +17,6 @@ from penstock.measuring.calibration.predict import (
     requests_of,
     sustained_rate,
 )
-from penstock.measuring.calibration.priors import Prior
-from penstock.measuring.calibration.refine import Fit
 from penstock.system.server import Server
 
 MISSED = 0.25
@@ -50,15 +49,13 @@ class Hinge(NamedTuple):
     costs: str
 
 
-def unidentified(
-    fit: Fit, priors: Mapping[str, Prior], ranges: Mapping[str, Range]
-) -> tuple[str, ...]:
+def unidentified(fit: Fit, ranges: Mapping[str, Range]) -> tuple[str, ...]:
     """Return costs that rows do not tell: they hardly narrow the prior, or allow a wide range."""
     wide = [name for name, of in ranges.items() if of.open]
     return tuple(
         name
-        for name, prior in priors.items()
-        if name in fit.values and (name in wide or fit.deviations[name] > UNSURE * prior.deviation)
+        for name, prior in fit.priors.of.items()
+        if name in wide or fit.deviations[name] > UNSURE * prior.deviation
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 from penstock.inputs.arrays import Floats, Ints
-from penstock.measuring.calibration.equations import MEASURES, spread_of
+from penstock.measuring.calibration.loads import MEASURES, spread_of
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.server import Server

@@ -3,8 +3,26 @@
 from collections.abc import Mapping
 from typing import Annotated, NamedTuple
 
-from penstock.measuring.calibration.equations import UNITS
 from penstock.show.answers import Meaning
+
+COST_UNITS = {
+    "step": ("ms", 1e3),
+    "per_token": ("us per token", 1e6),
+    "per_token_below": ("us per token up to the knee", 1e6),
+    "knee": ("tokens", 1.0),
+    "per_request": ("us per request", 1e6),
+    "decode_attention": ("ns per token of context", 1e9),
+    "self_attention": ("ns per pair of tokens", 1e9),
+    "with_prefill": ("ms per batch with prompts", 1e3),
+    "overhead": ("ms per request", 1e3),
+    "overhead_per_stream": ("us per stream", 1e6),
+    "idle": ("ms per request", 1e3),
+    "kv_tokens": ("tokens", 1.0),
+    "max_batch_size": ("requests", 1.0),
+}
+"""What is fitted without a shape, in the order of tables: the unit to print, and how many of it
+there are in a second.
+"""
 
 SHAPE_UNITS = {
     **dict.fromkeys(
@@ -16,9 +34,9 @@ SHAPE_UNITS = {
     "overhead": ("ms per request", 1e3),
     "kv_memory": ("x the shape's", 1.0),
 }
-"""What is fitted to a shape, in the order of tables, as in `UNITS`."""
+"""What is fitted to a shape, in the order of tables, as in `COST_UNITS`."""
 
-ALL_UNITS = UNITS | SHAPE_UNITS
+ALL_UNITS = COST_UNITS | SHAPE_UNITS
 
 
 def quantity(name: str, value: float) -> str:

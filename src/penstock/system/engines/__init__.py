@@ -23,7 +23,7 @@ ENGINES: dict[str, Engine] = {kind.name: kind() for kind in kinds()}
 
 def without_version(name: str) -> tuple[str, str | None]:
     """Return an engine and its version, of a name such as ``vllm-0.16``; None: it has none."""
-    versioned = re.fullmatch(r"(.+?)-v?(\d+\.\d+)([.+-]\w+)*", str(name))
+    versioned = re.fullmatch(r"(.+?)(?:-v?|==)(\d+\.\d+)([.+-]\w+)*", str(name))
     return (versioned[1], versioned[2]) if versioned else (name, None)
 
 

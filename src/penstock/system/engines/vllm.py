@@ -99,6 +99,7 @@ class Vllm(Engine):
         block_size="--block-size",
         expert_parallel=("--enable-expert-parallel",),
         by_priority=("--scheduling-policy", "priority"),
+        front_ends="--api-server-count",
         other="the plan runs the scheduler {name!r}, which vLLM does not have: plan again with "
         "vllm",
         capped=True,
