@@ -139,4 +139,4 @@ def test_of_two_hundred_servers_with_a_saturated_row_none_has_a_fitted_row_misse
     for half in (answers[:100], answers[100:]):
         ttft, itl = np.median([errors for _, errors in half], axis=0)
         assert ttft < 0.2
-        assert itl < 0.15
+        assert itl < 0.2

@@ -20,8 +20,7 @@ from penstock.measuring.calibration.priors import Prior, cost_priors
 from penstock.measuring.calibration.quantities import COST_UNITS
 from penstock.simulation.progress import Progress, counting
 
-_SURE = 3.0  # logarithm of odds from which on a limit is believed
-_USUAL = 1.0  # the same of what most servers have
+_SURE = 3.0  # logarithm of odds from which on something more is believed
 _MORE = ("knee", "per_token_below", "with_prefill")  # only where rows fit better with them
 _FITS, _ROUNDS = 4, 3  # that are usual, for the progress bar
 _LIMITS = {"kv_tokens": tokens_held, "max_batch_size": streams_of}
@@ -65,11 +64,9 @@ def cost_fit(
         fit, reason, warning = _limit(fit, waiting, step, nothing)
         held |= {"kv_tokens": reason} if reason else {}
     more = {name: priors.of[name] for name in asked if name not in fit.values}
-    times = sum(measured(row, metric) is not None for row in to_fit for metric in FITTED)
-    told = times > len(fit.values) and fit.posterior.unexplained > _SURE
-    if more and told:
+    if more and fit.posterior.unexplained > _SURE:
         wider = widened(fit, more, step)
-        if fit.posterior.cost - wider.posterior.cost > _USUAL:
+        if fit.posterior.cost - wider.posterior.cost > _SURE:
             fit = wider
     held |= dict.fromkeys(
         (name for name in asked if name not in fit.values), "rows fit no better with it"
