@@ -22,7 +22,7 @@ from penstock.simulation.progress import Progress, counting
 
 _SURE = 3.0  # logarithm of odds from which on something more is believed
 _MORE = ("knee", "per_token_below", "with_prefill")  # only where rows fit better with them
-_FITS, _ROUNDS = 4, 3  # that are usual, for the progress bar
+_FITS, _ROUNDS = 3, 6  # that are usual, for the progress bar
 _LIMITS = {"kv_tokens": tokens_held, "max_batch_size": streams_of}
 
 

@@ -28,7 +28,7 @@ from penstock.system.models.served import ServedModel
 from penstock.system.server import Server
 from penstock.system.uncertain import PARAMETERS, Seen, Uncertainty
 
-_ROUNDS = 3  # that a fit usually takes, for the progress bar
+_ROUNDS = 5  # that a fit usually takes, for the progress bar
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
