@@ -66,6 +66,12 @@ def test_a_memory_that_holds_two_shapes_back_is_found() -> None:
     assert found.missed == []
 
 
+def test_a_memory_that_sixteen_requests_fill_is_found() -> None:
+    found = calibrated((EVEN, LONG), kv_tokens=15_000, parameters=(*COSTS, "kv_tokens"))
+    assert found.values["kv_tokens"] == pytest.approx(15_000, rel=0.05)
+    assert found.missed == []
+
+
 def test_one_shape_that_cannot_tell_memory_from_a_limit_on_requests_says_so() -> None:
     """Forty of the 256 requests that may run do run: memory for as many of this one shape looks much the same."""
     found = calibrated((LONG,), places=40)

@@ -207,8 +207,8 @@ def test_calibrated_on_its_bench_files_a_real_server_is_what_it_was_made_to_be()
         fit_rows = [run != held_out for run in table["run"]]
         answers.append(calibrate(table, fit_rows=fit_rows, policy_params={"async_scheduling": False}, **told))  # type: ignore[arg-type]
     values = pl.DataFrame([dict(found.values) for found in answers]).median()
-    assert 0.04 < values["step"][0] < 0.048
-    assert values["per_token"][0] == pytest.approx(0.5e-3, rel=0.2)
+    assert 0.042 < values["step"][0] < 0.048
+    assert values["per_token"][0] == pytest.approx(0.5e-3, rel=0.15)
     assert values["decode_attention"][0] == pytest.approx(10e-6, rel=0.2)
     judged = pl.concat(found.rows.filter(~pl.col("fitted")) for found in answers)
     off = judged.select(pl.col("ttft_error", "itl_error", "e2e_error").abs().median()).row(0)

@@ -97,9 +97,7 @@ def test_no_fitted_row_is_missed_without_a_word_and_what_was_not_fitted_is_met(s
         silent, errors = misses(seed, shape=shape)
         assert not silent
         judged.append(errors)
-    ttft, itl = np.median(judged, axis=0)
-    assert ttft < 0.25
-    assert itl < 0.2
+    assert np.median(judged, axis=0).max() < 0.25  # of six; two hundred are told tighter, below
 
 
 def test_a_row_whose_ttft_says_a_tenth_does_not_bend_the_others() -> None:
@@ -139,4 +137,4 @@ def test_of_two_hundred_servers_with_a_saturated_row_none_has_a_fitted_row_misse
     for half in (answers[:100], answers[100:]):
         ttft, itl = np.median([errors for _, errors in half], axis=0)
         assert ttft < 0.2
-        assert itl < 0.2
+        assert itl < 0.15

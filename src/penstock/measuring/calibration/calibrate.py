@@ -13,12 +13,12 @@ from penstock.measuring.calibration.allowed import Range, allowed, ranges_of, se
 from penstock.measuring.calibration.build import Build, with_known
 from penstock.measuring.calibration.calibration import Calibration
 from penstock.measuring.calibration.costs import cost_fit
-from penstock.measuring.calibration.fit import Fit, values_of_runs
 from penstock.measuring.calibration.judge import hinges_of, judged, unidentified
 from penstock.measuring.calibration.loads import Row, measured, tokens_held
-from penstock.measuring.calibration.posterior import FITTED, with_intervals
+from penstock.measuring.calibration.posterior import FITTED, Fit, with_intervals
 from penstock.measuring.calibration.predict import requests_of
 from penstock.measuring.calibration.quantities import COST_UNITS
+from penstock.measuring.calibration.runs import values_of_runs
 from penstock.measuring.calibration.shape import open_of, possible_shapes, shape_fit
 from penstock.simulation.progress import Progress
 from penstock.system.engines import ENGINES
@@ -151,7 +151,7 @@ def _names(parameters: Sequence[str] | None) -> list[str]:
             "that every batch takes; add it"
         )
     bend = {"knee", "per_token_below"}  # neither is anything without the other
-    return [*names, *(bend - set(names) if bend & set(names) else ())]
+    return [*names, *sorted(bend)] if bend & set(names) else names
 
 
 def _calibration(
@@ -184,8 +184,7 @@ def _calibration(
     of_common = judged(rows, fitted, dict.fromkeys(values_of, one), seed, hinges, least)
     if shape:
         sent = [(row, requests_of(row, server, seed)) for row in rows]
-        shapes = {row["shape"] for row in to_fit}
-        of_common = with_intervals(of_common, sent, shapes, build, fit.priors, fit.posterior)
+        of_common = with_intervals(of_common, fit, sent)
     of_runs = of_common
     if any(own != values for own in values_of.values()):
         servers = {run: build(own) for run, own in values_of.items()}

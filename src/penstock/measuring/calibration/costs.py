@@ -13,15 +13,23 @@ import numpy as np
 from penstock.errors import InputError
 from penstock.measuring.calibration.build import Build
 from penstock.measuring.calibration.equations import solution_of
-from penstock.measuring.calibration.fit import Fit, as_sent, fit_of, widened
-from penstock.measuring.calibration.loads import Row, held_back, measured, streams_of, tokens_held
-from penstock.measuring.calibration.posterior import FITTED
+from penstock.measuring.calibration.loads import (
+    Row,
+    held_back,
+    measured,
+    saturated,
+    streams_of,
+    tokens_held,
+)
+from penstock.measuring.calibration.posterior import FITTED, Fit, as_sent, fit_of, widened
 from penstock.measuring.calibration.priors import Prior, cost_priors
 from penstock.measuring.calibration.quantities import COST_UNITS
 from penstock.simulation.progress import Progress, counting
 
-_SURE = 3.0  # logarithm of odds from which on something more is believed
-_MORE = ("knee", "per_token_below", "with_prefill")  # only where rows fit better with them
+# Logarithms of odds from which on a limit is believed, and a cost.
+_SURE = 3.0
+_LIKELY = 1.0
+_MORE = {"knee", "per_token_below", "with_prefill"}  # only where rows fit better with them
 _FITS, _ROUNDS = 3, 6  # that are usual, for the progress bar
 _LIMITS = {"kv_tokens": tokens_held, "max_batch_size": streams_of}
 
@@ -43,8 +51,8 @@ def cost_fit(
             "or give the model and its GPU (--model, --gpu)"
         )
     priors = cost_priors(min(itl for row in to_fit if (itl := measured(row, "itl"))))
-    asked = [name for name in priors.of if name in names]
-    simple = priors.only([name for name in asked if name not in _MORE])
+    asked = priors.only(names).of
+    simple = priors.only(asked.keys() - _MORE)
     sent = as_sent(to_fit, build, simple, seed)
     server, _ = build(simple.values(simple.normal.mean))
     step = counting(progress, _FITS * _ROUNDS * (len(asked) + 2))
@@ -63,14 +71,15 @@ def cost_fit(
         )
         fit, reason, warning = _limit(fit, waiting, step, nothing)
         held |= {"kv_tokens": reason} if reason else {}
-    more = {name: priors.of[name] for name in asked if name not in fit.values}
-    if more and fit.posterior.unexplained > _SURE:
+    # Two loads say nothing of a bend, nor does one that was not carried.
+    carried = sum(not saturated(row) for row in to_fit)
+    more = {name: prior for name, prior in asked.items() if name in _MORE}
+    held |= dict.fromkeys(more, "rows fit no better with it")
+    if more and carried > 2 and fit.posterior.unexplained > _LIKELY:
         wider = widened(fit, more, step)
-        if fit.posterior.cost - wider.posterior.cost > _SURE:
+        if fit.posterior.cost - wider.posterior.cost > _LIKELY:
             fit = wider
-    held |= dict.fromkeys(
-        (name for name in asked if name not in fit.values), "rows fit no better with it"
-    )
+            held = {name: reason for name, reason in held.items() if name not in more}
     if "max_batch_size" not in fit.values:
         held["max_batch_size"] = f"stated: {places:,}"
         if "max_batch_size" in build.assumed:

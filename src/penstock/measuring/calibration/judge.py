@@ -8,8 +8,8 @@ import polars as pl
 
 from penstock.measuring.calibration.allowed import Range
 from penstock.measuring.calibration.build import with_tokens
-from penstock.measuring.calibration.fit import Fit
 from penstock.measuring.calibration.loads import MEASURES, Row, column_of, measured
+from penstock.measuring.calibration.posterior import Fit
 from penstock.measuring.calibration.predict import (
     Overhead,
     Requests,

@@ -22,9 +22,9 @@ SLOPE = 0.02  # change of a logarithm that slopes are taken over
 _MOST_ROUNDS = 30
 _TRIES = 4  # of a step, each damped more than the one before
 _LONGEST_STEP = 0.7  # change of a logarithm in a round
-_GAIN = 0.8  # of the cost that may be left for a round to be worth another like it
+_GAIN = 0.95  # of the cost that may be left for a round to be worth another like it
 _SHRINK = 3.0  # in a round, of how far off a row must be to count less
-_ENOUGH = 0.03  # by which a round must lower the cost, or it is the last
+_ENOUGH = 0.01  # by which a round must lower the cost, or it is the last
 
 
 @dataclasses.dataclass(frozen=True)

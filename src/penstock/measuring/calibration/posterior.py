@@ -3,17 +3,18 @@ predicted times are brought near those that were measured (`most_probable`).
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from penstock.inputs.arrays import Floats
+from penstock.measuring.calibration.build import Build
 from penstock.measuring.calibration.laplace import Posterior, most_probable, slopes_of
 from penstock.measuring.calibration.loads import Row, column_of, measured, saturated
-from penstock.measuring.calibration.predict import Overhead, Requests, predict
-from penstock.measuring.calibration.priors import Priors
+from penstock.measuring.calibration.predict import Overhead, Requests, predict, requests_of
+from penstock.measuring.calibration.priors import Prior, Priors
 from penstock.system.server import Server
 
 Sent = tuple[Row, Requests]
@@ -21,6 +22,7 @@ Sent = tuple[Row, Requests]
 FITTED = ("ttft", "itl")
 """Metrics that are fitted, beside the whole request."""
 
+_MOST_REQUESTS = 10_000  # of a row, while it is fitted: the rest tells little more
 _FARTHEST = 3.0  # logarithm; what is further off, or never ends, counts as this far
 _T90 = 2.132  # half of the 90% interval of Student's t with four degrees of freedom, in its scales
 _N90 = 1.645  # and of a normal distribution
@@ -31,11 +33,25 @@ NOISE_90 = _T90 / _N90
 _NOISE_OF = {"ttft": "ttft", "itl": "itl", "e2e": "itl", "requests_per_s": "itl"}
 
 
-class Builds(Protocol):
-    """Makes a server and an overhead of values by parameter."""
+class Fit(NamedTuple):
+    """What rows say of a server."""
 
-    def __call__(self, values: Mapping[str, float], /) -> tuple[Server, Overhead]:
-        """Return them."""
+    build: Build
+    priors: Priors
+    posterior: Posterior
+    sent: Sequence[Sent]  # the rows that were fitted
+    held: Mapping[str, str] = {}  # why other parameters were left out
+    warning: str | None = None  # what is not certain of the limits
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The most probable value of each parameter."""
+        return self.priors.values(self.posterior.mean)
+
+    @property
+    def deviations(self) -> dict[str, float]:
+        """Standard deviation of the logarithm of each, given rows and priors."""
+        return dict(zip(self.priors.of, self.posterior.deviations.tolist(), strict=True))
 
 
 class WholeRequests(NamedTuple):
@@ -75,14 +91,23 @@ class WholeRequests(NamedTuple):
         return noise.ravel()
 
 
-def posterior_of(
+def as_sent(rows: Sequence[Row], build: Build, priors: Priors, seed: int) -> list[Sent]:
+    """Return rows with the requests that a benchmark of the usual server sends."""
+    usual, _ = build(priors.values(priors.normal.mean))
+    return [(row, requests_of(row, usual, seed, _MOST_REQUESTS)) for row in rows]
+
+
+def fit_of(
     sent: Sequence[Sent],
-    build: Builds,
+    build: Build,
     priors: Priors,
     step: Callable[[], None] = lambda: None,
     start: Floats | None = None,
-) -> Posterior:
-    """Return what rows say of parameters, ``start`` as in `most_probable`."""
+) -> Fit:
+    """Return what rows say of a server; the search begins at ``start``, or at the priors.
+
+    Of several kinds of server the one whose posterior costs least is the most probable.
+    """
     # ``step`` is called before each simulation of the rows. The same random numbers are used
     # throughout, so differences come from the parameters.
     times = np.array([[measured(row, metric) or np.nan for metric in FITTED] for row, _ in sent])
@@ -101,7 +126,16 @@ def posterior_of(
         return _with_swing(usual, lambda slower: misfits(theta, slower), priors)
 
     # A row is fitted as far as its times go with batch times.
-    return most_probable(misfits, priors.normal, noise_at, start)
+    posterior = most_probable(misfits, priors.normal, noise_at, start)
+    return Fit(build, priors, posterior, sent)
+
+
+def widened(fit: Fit, more: Mapping[str, Prior], step: Callable[[], None]) -> Fit:
+    """Return what the rows of a fit say where there are further parameters."""
+    priors = fit.priors.with_priors(more)
+    start = priors.normal.mean.copy()
+    start[: len(fit.priors.of)] = fit.posterior.mean
+    return fit_of(fit.sent, fit.build, priors, step, start)
 
 
 def _off(sent: Sent, server: Server, overhead: Overhead) -> list[float]:
@@ -137,23 +171,17 @@ def _with_swing(noise: Floats, logs: Callable[[float], Floats], priors: Priors) 
     return np.asarray(np.sqrt(noise**2 + more))
 
 
-def with_intervals(
-    table: pl.DataFrame,
-    sent: Sequence[Sent],
-    shapes: Collection[str],
-    build: Builds,
-    priors: Priors,
-    posterior: Posterior,
-) -> pl.DataFrame:
+def with_intervals(table: pl.DataFrame, fit: Fit, sent: Sequence[Sent]) -> pl.DataFrame:
     """Return judged rows with the 90% interval of each prediction, in seconds.
 
-    Of calibration, and of what no parameter explains: more where no row of its shape was fitted
-    (``shapes``).
+    Of calibration, and of what no parameter explains: more where no row of its shape was fitted.
     """
+    posterior, priors = fit.posterior, fit.priors
+    shapes = {row["shape"] for row, _ in fit.sent}
 
     def interval(row: Row, load: Requests) -> dict[str, float | None]:
         def logs(theta: Floats, slower: float = 0.0) -> Floats:
-            server, overhead = build(priors.values(theta))
+            server, overhead = fit.build(priors.values(theta))
             predicted = predict(load, _slowed(server, slower), overhead)
             return np.log([predicted[column_of(row, metric)] for metric in _NOISE_OF])
 

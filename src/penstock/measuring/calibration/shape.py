@@ -13,9 +13,8 @@ from penstock.checks import shown
 from penstock.document import parsed
 from penstock.errors import InputError, nearest
 from penstock.measuring.calibration.build import USUAL, Build
-from penstock.measuring.calibration.fit import Fit, as_sent, fit_of
 from penstock.measuring.calibration.loads import Row, measured
-from penstock.measuring.calibration.posterior import FITTED, NOISE_90
+from penstock.measuring.calibration.posterior import FITTED, NOISE_90, Fit, as_sent, fit_of
 from penstock.measuring.calibration.predict import Overhead
 from penstock.measuring.calibration.priors import shape_priors
 from penstock.scenario.server import HardwareSection
