@@ -169,7 +169,7 @@ class ServerSection(_ServerPart):
         notes = self._slots_note(known, server)
         if known is None:
             return tuple(notes)
-        return (*known.notes(server.token_budget, memory=server.memory is not None), *notes)
+        return (*known.notes(server), *notes)
 
     def _slots_note(self, measured: BatchTimeFile | None, server: Server) -> list[str]:
         """Say that vLLM always has a max batch size, where none is given."""

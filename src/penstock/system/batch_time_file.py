@@ -16,6 +16,7 @@ from penstock.show.files import write_whole
 from penstock.system.batch_time import Affine, BatchTime, Composition, Hinge, PiecewiseConstant
 from penstock.system.gpu_memory import Gpu
 from penstock.system.measured_times import Measured
+from penstock.system.server import Server
 from penstock.system.uncertain import Allowed, Known, Seen, Uncertainty, Within
 from penstock.words import digits
 
@@ -214,16 +215,9 @@ class BatchTimeFile:
         """What was measured, by whom, and a warning of its age."""
         return f"{self.description}; {self.source}; newer engines may be faster"
 
-    def notes(self, token_budget: int, *, memory: bool) -> tuple[str, ...]:
-        """Return what one should know who uses it for such a server: what was not measured, what it
-        does not hold.
-
-        Parameters
-        ----------
-        token_budget
-            Most tokens in a batch.
-        memory
-            Whether the server's KV memory has a limit.
+    def notes(self, server: Server) -> tuple[str, ...]:
+        """Return what one should know who uses it for a server: what was not measured, what it does
+        not hold.
         """
         warnings, tokens = self.fit.get("warnings"), self.fit.get("tokens")
         notes = [
@@ -235,16 +229,23 @@ class BatchTimeFile:
             if isinstance(tokens, list) and tokens and isinstance(tokens[-1], int | float)
             else None
         )
-        if most is not None and most < token_budget:
+        if most is not None and most < server.token_budget:
             notes.append(
                 f"batch times were measured for up to {most:,.0f} tokens; those of batches of up "
-                f"to {token_budget:,} are extrapolated"
+                f"to {server.token_budget:,} are extrapolated"
             )
         kv_tokens, overhead = self.fit.get("kv_tokens"), self.fit.get("overhead_ms")
-        if isinstance(kv_tokens, int | float) and kv_tokens > 0 and not memory:
+        if isinstance(kv_tokens, int | float) and kv_tokens > 0 and server.memory is None:
             notes.append(
                 f"the batch-time file says that KV memory holds {kv_tokens:,.0f} tokens, but here "
                 f"it has no limit; add `kv_tokens: {kv_tokens:.0f}` to the server"
+            )
+        front_end = self.fit.get("front_end")
+        if isinstance(front_end, dict) and server.front_end is None:
+            times = ", ".join(f"{key}: {value}" for key, value in front_end.items())
+            notes.append(
+                "the batch-time file says that a front end limits the rate, but here it has no "
+                f"limit; add `front_end: {{{times}}}` to the server"
             )
         if isinstance(overhead, int | float) and overhead > 0:
             notes.append(

@@ -96,7 +96,7 @@ def test_what_rows_cannot_tell_rests_on_its_prior_and_is_reported(benchmarks: pl
     assert any("the benchmarks say little about " in words and "self_attention (" in words for words in found.warnings)
     assert any("predictions for other lengths" in words for words in found.warnings)
     write_batch_time(tmp_path / "found.yaml", found.batch_time_file("a server", "measured.csv"))
-    notes = read_batch_time(tmp_path / "found.yaml").notes(4096, memory=True)
+    notes = read_batch_time(tmp_path / "found.yaml").notes(found.server)
     assert any("self_attention (" in note and "assumed within these ranges" in note for note in notes)
 
 

@@ -1,5 +1,7 @@
 """A limit is inferred only where rows identify it: no queue of prompts is taken for a full memory."""
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,11 +10,17 @@ import pytest
 
 import penstock as ps
 from penstock.measuring.calibration.benchmarks import COLUMNS
+from penstock.measuring.calibration.build import Build
 from penstock.measuring.calibration.calibrate import Calibration, calibrate
 from penstock.measuring.calibration.predict import Overhead, Requests, predict
+from penstock.measuring.calibration.priors import shape_priors
+from penstock.measuring.calibration.shape import possible_shapes
+from penstock.system.batch_time_file import read_batch_time, write_batch_time
+from penstock.system.front_end import FrontEnd
 
 BATCH_TIME = ps.Composition(ps.Affine(0.008, 3e-5), decode_attention=6e-8, per_request=4e-5)
 HEAVY, EVEN, LONG = (1500, 30), (200, 100), (900, 250)
+H100 = {"model": "Llama-3.1-8B", "gpu": "h100"}
 LOOPS = (1, 16, 64, 160)
 COSTS = ("step", "per_token", "decode_attention", "per_request", "overhead")
 
@@ -75,10 +83,11 @@ def test_a_memory_that_sixteen_requests_fill_is_found() -> None:
 def test_one_shape_that_cannot_tell_memory_from_a_limit_on_requests_says_so() -> None:
     """Forty of the 256 requests that may run do run: memory for as many of this one shape looks much the same."""
     found = calibrated((LONG,), places=40)
-    assert "kv_tokens" not in found.values
-    assert found.values["max_batch_size"] == pytest.approx(40, rel=0.05)
-    assert " explains the rows as well; no limit seen: at least " in found.held["kv_tokens"]
-    assert any("or as if KV memory held" in words for words in found.warnings)
+    assert len(found.values.keys() & {"kv_tokens", "max_batch_size", "front_end"}) == 1
+    (doubt,) = (words for words in found.warnings if "they cannot tell which" in words)
+    assert "as if at most 40 requests ran" in doubt
+    assert "as if KV memory held" in doubt
+    assert "front end" not in doubt
     assert found.missed == []
 
 
@@ -99,3 +108,27 @@ def test_what_shapes_carry_is_said_to_hinge_on_memory_that_no_row_has_seen() -> 
     assert row["limit_at_least_per_s"] < 0.8 * row["limit_per_s"]
     assert any("KV memory cannot be seen in these rows" in words for words in found.warnings)
     assert found.batch_time_file("a server", "a.csv").fit["kv_tokens_at_least"] < 20_000
+
+
+def test_two_output_lengths_tell_what_a_front_end_takes_for_a_request_and_for_a_token(tmp_path: Path) -> None:
+    found = calibrated(((64, 16), (64, 64)), front_end=FrontEnd(0.004, 1e-4))
+    assert found.values["front_end"] == pytest.approx(0.004, rel=0.05)
+    assert found.values["front_end_per_token"] == pytest.approx(1e-4, rel=0.05)
+    assert found.limit_warning is None
+    assert found.missed == []
+    write_batch_time(tmp_path / "found.yaml", found.batch_time_file("a server", "a.csv"))
+    for server, told in ((found.server, False), (dataclasses.replace(found.server, front_end=None), True)):
+        notes = " ".join(read_batch_time(tmp_path / "found.yaml").notes(server))
+        assert ("add `front_end: {per_request_ms: " in notes) == told
+
+
+def test_one_length_tells_how_many_requests_a_front_end_takes_in_under_a_shape_too() -> None:
+    """What of that is for each token, one length cannot tell."""
+    (build, *_) = possible_shapes(H100, Build(2048, 256, "vllm", 400_000))
+    server, _ = build(shape_priors("vllm").values(shape_priors("vllm").normal.mean))
+    table = benchmarked(dataclasses.replace(server, front_end=FrontEnd(0.02)), (EVEN,), loops=(1, 16, 64))
+    told = {"fit_rows": "all", "token_budget": 2048, "max_batch_size": 256, "policy": "vllm"}
+    for more in ({}, {"hardware": H100, "kv_tokens": 400_000}):
+        front_end = calibrate(table, **told, **more).server.front_end
+        assert front_end is not None
+        assert front_end.seconds(100) == pytest.approx(0.02, rel=0.05)

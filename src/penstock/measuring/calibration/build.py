@@ -9,6 +9,7 @@ from penstock.errors import InputError
 from penstock.measuring.calibration.predict import Overhead, Requests
 from penstock.measuring.calibration.quantities import COST_UNITS
 from penstock.system.batch_time import MOST_TOKENS, Affine, BatchTime, Composition
+from penstock.system.front_end import FrontEnd
 from penstock.system.measured_times import Measured
 from penstock.system.memory import Memory
 from penstock.system.policies import resolve
@@ -71,8 +72,16 @@ class Build:
             self.policy,
             policy_params=self.policy_params or (),
             memory=memory,
+            front_end=front_end(values),
         )
         return server, Overhead(costs["overhead"], costs["overhead_per_stream"], costs["idle"])
+
+
+def front_end(values: Mapping[str, float]) -> FrontEnd | None:
+    """Return the front end with the times among the values; None: nothing waits for it."""
+    if "front_end" not in values:
+        return None
+    return FrontEnd(values["front_end"], values["front_end_per_token"])
 
 
 def batch_time(values: Mapping[str, float]) -> Composition:

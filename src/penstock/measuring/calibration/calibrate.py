@@ -150,8 +150,9 @@ def _names(parameters: Sequence[str] | None) -> list[str]:
             f"the parameters {checks.shown(', '.join(names))} are fitted without step, the time "
             "that every batch takes; add it"
         )
-    bend = {"knee", "per_token_below"}  # neither is anything without the other
-    return [*names, *sorted(bend)] if bend & set(names) else names
+    # Neither of these is anything without the other.
+    pairs = {"knee", "per_token_below"}, {"front_end", "front_end_per_token"}
+    return [*names, *(name for pair in pairs if pair & set(names) for name in sorted(pair))]
 
 
 def _calibration(

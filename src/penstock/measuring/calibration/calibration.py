@@ -289,6 +289,11 @@ class Calibration(Shown):
         for name in ("kv_tokens", "max_batch_size"):
             if name in self.values:
                 fit[name] = round(self.values[name])
+        if (front := self.server.front_end) is not None:
+            fit["front_end"] = {
+                "per_request_ms": round(front.per_request * 1e3, 4),
+                "per_token_us": round(front.per_token * 1e6, 3),
+            }
         if "kv_tokens" not in self.values:
             fit["kv_tokens_at_least"] = round(self.tokens_held)
         if self.unidentified:

@@ -1,37 +1,24 @@
-"""A calibration without a shape: the costs of a batch, and what holds requests back.
+"""A calibration without a shape: the costs of a batch, and what holds requests back."""
 
-A closed loop that keeps fewer streams going than it may can have three reasons: its prompts queue
-for the token budget, which a simulation without further limits shows by itself; memory is full; or
-fewer requests may run than was stated. Each is fitted, and one is believed only if the rows speak
-for it and against the others.
-"""
-
-from collections.abc import Callable, Sequence
-
-import numpy as np
+from collections.abc import Sequence
 
 from penstock.errors import InputError
 from penstock.measuring.calibration.build import Build
 from penstock.measuring.calibration.equations import solution_of
+from penstock.measuring.calibration.limits import LIMITS, limited, no_limit_seen
 from penstock.measuring.calibration.loads import (
     Row,
-    held_back,
     measured,
     saturated,
-    streams_of,
-    tokens_held,
 )
 from penstock.measuring.calibration.posterior import FITTED, Fit, as_sent, fit_of, widened
-from penstock.measuring.calibration.priors import Prior, cost_priors
+from penstock.measuring.calibration.priors import cost_priors
 from penstock.measuring.calibration.quantities import COST_UNITS
 from penstock.simulation.progress import Progress, counting
 
-# Logarithms of odds from which on a limit is believed, and a cost.
-_SURE = 3.0
-_LIKELY = 1.0
+_LIKELY = 1.0  # logarithm of odds from which on a further cost is believed
 _MORE = {"knee", "per_token_below", "with_prefill"}  # only where rows fit better with them
 _FITS, _ROUNDS = 3, 6  # that are usual, for the progress bar
-_LIMITS = {"kv_tokens": tokens_held, "max_batch_size": streams_of}
 
 
 def cost_fit(
@@ -61,16 +48,14 @@ def cost_fit(
     fit = fit_of(sent, build, simple, step, start)
     held = dict.fromkeys((name for name in COST_UNITS if name not in names), "not asked for")
     places = build.limit("max_batch_size")
-    waiting = [row for row in to_fit if held_back(row, places)]
-    warning = None
+    possible = [name for name in LIMITS if name in names]
     if build.kv_tokens is not None:
         held["kv_tokens"] = f"given: {build.kv_tokens:,}"
-    elif "kv_tokens" in names:
-        nothing = (
-            f"no limit seen: at least {max(map(tokens_held, rows)):,.0f} tokens were held at a time"
-        )
-        fit, reason, warning = _limit(fit, waiting, step, nothing)
-        held |= {"kv_tokens": reason} if reason else {}
+        possible = [name for name in possible if name != "kv_tokens"]
+    fit = limited(fit, places, possible, step)
+    for name in possible:
+        if name not in fit.values:
+            held[name] = no_limit_seen(name, rows)
     # Two loads say nothing of a bend, nor does one that was not carried.
     carried = sum(not saturated(row) for row in to_fit)
     more = {name: prior for name, prior in asked.items() if name in _MORE}
@@ -78,42 +63,10 @@ def cost_fit(
     if more and carried > 2 and fit.posterior.unexplained > _LIKELY:
         wider = widened(fit, more, step)
         if fit.posterior.cost - wider.posterior.cost > _LIKELY:
-            fit = wider
+            fit = wider._replace(warning=fit.warning)
             held = {name: reason for name, reason in held.items() if name not in more}
     if "max_batch_size" not in fit.values:
         held["max_batch_size"] = f"stated: {places:,}"
         if "max_batch_size" in build.assumed:
             held["max_batch_size"] = f"{places:,} assumed, give --max-batch-size"
-    return fit._replace(held=held, warning=warning)
-
-
-def _limit(
-    free: Fit, waiting: Sequence[Row], step: Callable[[], None], nothing: str
-) -> tuple[Fit, str | None, str | None]:
-    """Return the fit to take, why KV memory has no limit in it, and what is not certain of it."""
-    if not waiting:
-        return free, nothing, None
-    fits = {}
-    for name, held in _LIMITS.items():
-        around = Prior(
-            float(np.median([held(row) for row in waiting])),
-            4,
-            "rows that wait although there is room",
-        )
-        fits[name] = widened(free, {name: around}, step)
-    memory, places = fits["kv_tokens"], fits["max_batch_size"]
-    for_memory, for_places = (free.posterior.cost - fit.posterior.cost for fit in (memory, places))
-    if max(for_memory, for_places) < _SURE:
-        return free, nothing, None
-    if for_memory - for_places > _SURE:
-        return memory, None, None
-    requests = round(places.values["max_batch_size"])
-    waits = f"rows wait as if at most {requests:,} requests ran"
-    if for_places - for_memory > _SURE:
-        return places, nothing, f"{waits}, fewer than was stated"
-    warning = (
-        f"{waits}, or as if KV memory held {memory.values['kv_tokens']:,.0f} tokens: they cannot "
-        "tell which, and the first is taken. Give the one that you know; other lengths hinge on it"
-    )
-    reason = f"a max batch size of {requests:,} explains the rows as well; {nothing}"
-    return places, reason, warning
+    return fit._replace(held=held)

@@ -53,6 +53,13 @@ class Fit(NamedTuple):
         """Standard deviation of the logarithm of each, given rows and priors."""
         return dict(zip(self.priors.of, self.posterior.deviations.tolist(), strict=True))
 
+    @property
+    def off(self) -> Floats:
+        """How far the worst time of each row is off, as a logarithm; shape (rows,)."""
+        times, carried = np.split(np.abs(self.posterior.misfits), [3 * len(self.sent)])
+        of_row = np.column_stack([times.reshape(-1, 3), carried])
+        return np.asarray(np.nan_to_num(of_row).max(axis=1))
+
 
 class WholeRequests(NamedTuple):
     """What rows say of whole requests: TTFT, and the time of all tokens after the first.

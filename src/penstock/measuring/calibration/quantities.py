@@ -19,6 +19,8 @@ COST_UNITS = {
     "idle": ("ms per request", 1e3),
     "kv_tokens": ("tokens", 1.0),
     "max_batch_size": ("requests", 1.0),
+    "front_end": ("ms per request", 1e3),
+    "front_end_per_token": ("us per output token", 1e6),
 }
 """What is fitted without a shape, in the order of tables: the unit to print, and how many of it
 there are in a second.

@@ -12,7 +12,8 @@ from penstock import checks
 from penstock.checks import shown
 from penstock.document import parsed
 from penstock.errors import InputError, nearest
-from penstock.measuring.calibration.build import USUAL, Build
+from penstock.measuring.calibration.build import USUAL, Build, front_end
+from penstock.measuring.calibration.limits import limited, no_limit_seen
 from penstock.measuring.calibration.loads import Row, measured
 from penstock.measuring.calibration.posterior import FITTED, NOISE_90, Fit, as_sent, fit_of
 from penstock.measuring.calibration.predict import Overhead
@@ -77,6 +78,7 @@ class ShapeBuild(Build):
             self.policy,
             policy_params=self.policy_params or (),
             memory=memory,
+            front_end=front_end(values),
         )
         return server, Overhead(values["overhead"])
 
@@ -145,7 +147,10 @@ def shape_fit(
         held = {"kv_precision": f"{kv}, as given or published"}
     if kv_tokens is not None:
         held["kv_memory"] = f"{kv_tokens:,} tokens were given"
-    return fits[best]._replace(held=held)
+    fit = limited(fits[best], builds[best].limit("max_batch_size"), ("front_end",), step)
+    if "front_end" not in fit.values:
+        held["front_end"] = no_limit_seen("front_end", rows)
+    return fit._replace(held=held)
 
 
 def open_of(fit: Fit, seen: Seen) -> Uncertainty:

@@ -26,6 +26,8 @@ _MEANINGS = {
     "idle": "beside the engine, where nobody else is there",
     "kv_tokens": "what the KV memory holds",
     "max_batch_size": "requests that run at most",
+    "front_end": "before the engine, one request after another",
+    "front_end_per_token": "there, for each token that it will put out",
     "small_batches": "time of batches of up to 8 tokens",
     "medium_batches": "of 64 tokens, attention aside",
     "large_batches": "of 2,048 tokens and more, attention aside",

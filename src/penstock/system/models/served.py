@@ -16,6 +16,7 @@ from penstock.system.models.catalogue import model_shape
 from penstock.system.models.gpus import SHEET_ALONE, KnownGpu, known_gpu
 from penstock.system.models.hosts import EngineFit, Host, engine_fit, engine_fits
 from penstock.system.models.shape import ModelShape, Numbers
+from penstock.system.server import Server
 from penstock.system.uncertain import Within
 from penstock.words import counted
 
@@ -243,9 +244,9 @@ class ShapedHardware(BatchTimeFile):
         """Where the times come from."""
         return f"{self.description}; batch times {self.served.caution}"
 
-    def notes(self, token_budget: int, *, memory: bool) -> tuple[str, ...]:
+    def notes(self, server: Server) -> tuple[str, ...]:
         """Return what one should know who uses it; see `BatchTimeFile.notes`."""
-        return (f"batch times {self.served.caution}", *super().notes(token_budget, memory=memory))
+        return (f"batch times {self.served.caution}", *super().notes(server))
 
 
 def shaped_hardware(served: ServedModel) -> ShapedHardware:
