@@ -58,7 +58,9 @@ def _reason(point: OperatingPoint) -> str:
             f"the server carries about {point.kv_memory_rate:,.4g} requests/s once it is full (an "
             "estimate)"
         )
-    if point.bound.name in ("KV memory", "front end"):
+    if point.bound.name == "front end":
+        return f"{point.bound.why}; twice its processes take in twice the requests"
+    if point.bound.name == "KV memory":
         return point.bound.why
     price = point.prices.tokens_per_s_per_slot
     if price:

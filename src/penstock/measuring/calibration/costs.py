@@ -65,6 +65,11 @@ def cost_fit(
         if fit.posterior.cost - wider.posterior.cost > _LIKELY:
             fit = wider._replace(warning=fit.warning)
             held = {name: reason for name, reason in held.items() if name not in more}
+    if len(fit.values) > len(simple.of):
+        # Far rows count fully once more, which may lead out of where a wider search got stuck.
+        again = widened(fit, {}, step)
+        if again.posterior.cost < fit.posterior.cost:
+            fit = again._replace(warning=fit.warning)
     if "max_batch_size" not in fit.values:
         held["max_batch_size"] = f"stated: {places:,}"
         if "max_batch_size" in build.assumed:

@@ -37,6 +37,7 @@ _LENGTHS = (
 _HINGES = {
     "prompt": ("per_token", "per_token_below", "self_attention", "with_prefill", "overhead"),
     "context": ("decode_attention",),
+    "output": ("front_end", "front_end_per_token"),
 }
 
 
@@ -72,7 +73,8 @@ def hinges_of(unsure: Sequence[str], fitted: Sequence[Row]) -> list[Hinge]:
 
 
 def _length(row: Row, kind: str) -> float:
-    return float(row["prompt_tokens"] + (row["output_tokens"] if kind == "context" else 0.0))
+    lengths = {"prompt": row["prompt_tokens"], "output": row["output_tokens"]}
+    return float(lengths.get(kind, sum(lengths.values())))
 
 
 def judged(

@@ -49,6 +49,7 @@ class Posterior(Normal):
     cost: float
     unexplained: float  # of that, what misfits and the distance from the prior make
     misfits: Floats  # logarithms of predicted over measured times at the mean
+    noise: Floats  # the scale of each that no parameter explains
 
 
 def most_probable(
@@ -106,7 +107,9 @@ def most_probable(
     volume = np.linalg.slogdet(covariance)[1] - np.linalg.slogdet(prior.covariance)[1]
     unexplained = cost_of(theta, off, 1.0)
     constant = float(np.log(noise)[~np.isnan(off)].sum())
-    return Posterior(theta, covariance, unexplained + constant - volume / 2, unexplained, off)
+    return Posterior(
+        theta, covariance, unexplained + constant - volume / 2, unexplained, off, noise
+    )
 
 
 def slopes_of(function: Misfits, theta: Floats, at: Floats) -> Floats:

@@ -9,31 +9,31 @@ one is believed only if the rows speak for it and against the others.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import polars as pl
-
 from penstock.measuring.calibration.loads import Row, held_back, rate_of, streams_of, tokens_held
 from penstock.measuring.calibration.posterior import Fit, widened
 from penstock.measuring.calibration.priors import Prior
 from penstock.measuring.calibration.quantities import quantity
 
 _SURE = 3.0  # logarithm of odds from which on a limit is believed
-_OFF = 0.15  # logarithm; a row whose times are further off may wait for something
 
 
 class _Limit(NamedTuple):
     """A reason why requests wait."""
 
-    parameters: Callable[[Row], dict[str, float]]  # of the limit that a waiting row is at
+    load: Callable[[Row], float]  # of a row: the highest load is nearest to the limit
+    parameters: Callable[[Row], dict[str, float]]  # of a limit that a row is at
     words: Callable[[Mapping[str, float]], str]  # what rows look like, given its parameters
 
 
 _LIMITS = {
     "max_batch_size": _Limit(
+        streams_of,
         lambda row: {"max_batch_size": max(streams_of(row), 1.0)},
         lambda values: f"at most {round(values['max_batch_size']):,} requests ran",
     ),
     # Half of its time may be each request's, the other half its tokens'.
     "front_end": _Limit(
+        rate_of,
         lambda row: {
             "front_end": 0.5 / rate_of(row),
             "front_end_per_token": 0.5 / rate_of(row) / row["output_tokens"],
@@ -44,6 +44,7 @@ _LIMITS = {
         ),
     ),
     "kv_tokens": _Limit(
+        tokens_held,
         lambda row: {"kv_tokens": max(tokens_held(row), row["prompt_tokens"])},
         lambda values: f"KV memory held {values['kv_tokens']:,.0f} tokens",
     ),
@@ -66,24 +67,15 @@ def limited(free: Fit, places: int, possible: Sequence[str], step: Callable[[], 
 
     ``places``: the max batch size as it was stated.
     """
-    waiting = [
-        row
-        for (row, _), off in zip(free.sent, free.off, strict=True)
-        if off > _OFF or held_back(row, places)
-    ]
+    waiting = [row for row, _ in free.sent if held_back(row, places)] + free.waiting
     if not waiting or free.posterior.unexplained < _SURE:
         return free
     fits = {}
     for name in possible:
-        at = (
-            pl.DataFrame([_LIMITS[name].parameters(row) for row in waiting])
-            .median()
-            .row(0, named=True)
-        )
-        around = {
-            each: Prior(value, 4, "rows that wait although there is room")
-            for each, value in at.items()
-        }
+        limit = _LIMITS[name]
+        at = limit.parameters(max(waiting, key=limit.load))
+        reason = "the row of those that wait that is nearest to it"
+        around = {each: Prior(value, 4, reason) for each, value in at.items()}
         fits[name] = widened(free, around, step)
     by_cost = sorted(fits, key=lambda name: fits[name].posterior.cost)
     if not by_cost or free.posterior.cost - fits[by_cost[0]].posterior.cost < _SURE:

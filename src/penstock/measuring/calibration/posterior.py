@@ -24,6 +24,8 @@ FITTED = ("ttft", "itl")
 
 _MOST_REQUESTS = 10_000  # of a row, while it is fitted: the rest tells little more
 _FARTHEST = 3.0  # logarithm; what is further off, or never ends, counts as this far
+_ODD = 3.0  # scales of its noise that a time is not off by chance
+_ROUGH = 0.05  # logarithm; the least scale for that
 _T90 = 2.132  # half of the 90% interval of Student's t with four degrees of freedom, in its scales
 _N90 = 1.645  # and of a normal distribution
 NOISE_90 = _T90 / _N90
@@ -54,11 +56,16 @@ class Fit(NamedTuple):
         return dict(zip(self.priors.of, self.posterior.deviations.tolist(), strict=True))
 
     @property
-    def off(self) -> Floats:
-        """How far the worst time of each row is off, as a logarithm; shape (rows,)."""
-        times, carried = np.split(np.abs(self.posterior.misfits), [3 * len(self.sent)])
-        of_row = np.column_stack([times.reshape(-1, 3), carried])
-        return np.asarray(np.nan_to_num(of_row).max(axis=1))
+    def waiting(self) -> list[Row]:
+        """The rows whose first tokens come later, beside the others, than noise explains."""
+        times, noise = (
+            each[: 3 * len(self.sent)].reshape(-1, 3)
+            for each in (self.posterior.misfits, self.posterior.noise)
+        )
+        late = times[:, 1] - times[:, 0]
+        late = np.where(np.isnan(late), -times[:, 2], late)
+        odd = late > _ODD * np.maximum(noise[:, 0], _ROUGH)
+        return [row for (row, _), far in zip(self.sent, odd, strict=True) if far]
 
 
 class WholeRequests(NamedTuple):
