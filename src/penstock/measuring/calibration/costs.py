@@ -1,6 +1,6 @@
 """A calibration without a shape: the costs of a batch, and what holds requests back."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock.errors import InputError
 from penstock.measuring.calibration.build import Build
@@ -12,7 +12,7 @@ from penstock.measuring.calibration.loads import (
     saturated,
 )
 from penstock.measuring.calibration.posterior import FITTED, Fit, as_sent, fit_of, widened
-from penstock.measuring.calibration.priors import cost_priors
+from penstock.measuring.calibration.priors import Prior, cost_priors
 from penstock.measuring.calibration.quantities import COST_UNITS
 from penstock.simulation.progress import Progress, counting
 
@@ -56,22 +56,23 @@ def cost_fit(
     for name in possible:
         if name not in fit.values:
             held[name] = no_limit_seen(name, rows)
+    more = {name: prior for name, prior in asked.items() if name in _MORE}
     # Two loads say nothing of a bend, nor does one that was not carried.
     carried = sum(not saturated(row) for row in to_fit)
-    more = {name: prior for name, prior in asked.items() if name in _MORE}
-    held |= dict.fromkeys(more, "rows fit no better with it")
     if more and carried > 2 and fit.posterior.unexplained > _LIKELY:
-        wider = widened(fit, more, step)
-        if fit.posterior.cost - wider.posterior.cost > _LIKELY:
-            fit = wider._replace(warning=fit.warning)
-            held = {name: reason for name, reason in held.items() if name not in more}
+        fit = _likelier(fit, more, step)
+    held |= {name: "rows fit no better with it" for name in more if name not in fit.values}
     if len(fit.values) > len(simple.of):
         # Far rows count fully once more, which may lead out of where a wider search got stuck.
-        again = widened(fit, {}, step)
-        if again.posterior.cost < fit.posterior.cost:
-            fit = again._replace(warning=fit.warning)
+        fit = _likelier(fit, {}, step)
     if "max_batch_size" not in fit.values:
         held["max_batch_size"] = f"stated: {places:,}"
         if "max_batch_size" in build.assumed:
             held["max_batch_size"] = f"{places:,} assumed, give --max-batch-size"
     return fit._replace(held=held)
+
+
+def _likelier(fit: Fit, more: Mapping[str, Prior], step: Callable[[], None]) -> Fit:
+    """Return a fit with further parameters, or as it is where rows are no likelier with them."""
+    wider = widened(fit, more, step)
+    return wider if fit.posterior.cost - wider.posterior.cost > _LIKELY else fit

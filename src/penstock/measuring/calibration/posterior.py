@@ -149,7 +149,7 @@ def widened(fit: Fit, more: Mapping[str, Prior], step: Callable[[], None]) -> Fi
     priors = fit.priors.with_priors(more)
     start = priors.normal.mean.copy()
     start[: len(fit.priors.of)] = fit.posterior.mean
-    return fit_of(fit.sent, fit.build, priors, step, start)
+    return fit_of(fit.sent, fit.build, priors, step, start)._replace(warning=fit.warning)
 
 
 def _off(sent: Sent, server: Server, overhead: Overhead) -> list[float]:
