@@ -110,3 +110,10 @@ def test_a_scenario_says_it_in_ms_and_us(tmp_path: Path) -> None:
 def test_kinds_of_servers_of_a_pool_that_differ_in_it_are_refused() -> None:
     with pytest.raises(InputError, match="differ in their front end"):
         ps.Pool([(server(FrontEnd(0.1)), 1), (server(None), 1)])
+
+
+def test_it_stands_in_the_words_for_a_server() -> None:
+    front_end = FrontEnd(0.005, 2e-5, processes=2)
+    assert front_end.words == "front end of 5 ms a request and 20 us an output token, 2 processes"
+    assert server(FrontEnd(0.005)).limits.endswith(", front end of 5 ms a request")
+    assert FrontEnd(per_token=2e-5).words == "front end of 20 us an output token"

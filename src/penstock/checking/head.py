@@ -59,6 +59,8 @@ def _asked_of_server(workload: Workload, server: Server, name: str | None, polic
     if server.memory is not None:
         estimated = " (estimated)" if server.memory.estimated else ""
         parts.append(f"KV memory of {server.memory.tokens:,} tokens{estimated}")
+    if server.front_end is not None:
+        parts.append(server.front_end.words)
     on = f" {'to' if workload.has_rate else 'on'} {name}" if name else ""
     return f"{workload.pace}{on}; {', '.join(parts)}"
 

@@ -12,6 +12,7 @@ import numpy as np
 from penstock.errors import InputError
 from penstock.fields import Checked, Key, Range
 from penstock.inputs.arrays import Floats
+from penstock.words import digits
 
 _TIME = Range(0, 1e3, "s", "it is the work of one request; give ms")
 _TOKEN = Range(0, 1e3, "s", "it is the work of one token; give us")
@@ -49,6 +50,15 @@ class FrontEnd(Checked):
                 "front_end takes no time for requests nor tokens, so it limits nothing; give "
                 "per_request_ms or per_token_us, or leave it out"
             )
+
+    @property
+    def words(self) -> str:
+        """What it takes, in words."""
+        times = [f"{digits(self.per_request * 1e3)} ms a request"] if self.per_request else []
+        if self.per_token:
+            times.append(f"{digits(self.per_token * 1e6)} us an output token")
+        many = f", {self.processes:,} processes" if self.processes > 1 else ""
+        return f"front end of {' and '.join(times)}{many}"
 
     def seconds(self, output_tokens: Floats | float) -> Floats:
         """Return the work of requests with so many output tokens each."""

@@ -316,6 +316,8 @@ class Server(Checked):
             )
         if self.order != "fcfs":
             words.append("by priority")
+        if self.front_end is not None:
+            words.append(self.front_end.words)
         return ", ".join(words)
 
     @property

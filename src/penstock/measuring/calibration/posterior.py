@@ -62,7 +62,7 @@ class Fit(NamedTuple):
             each[: 3 * len(self.sent)].reshape(-1, 3)
             for each in (self.posterior.misfits, self.posterior.noise)
         )
-        late = times[:, 1] - times[:, 0]
+        late = np.nan_to_num(times[:, 1]) - times[:, 0]
         late = np.where(np.isnan(late), -times[:, 2], late)
         odd = late > _ODD * np.maximum(noise[:, 0], _ROUGH)
         return [row for (row, _), far in zip(self.sent, odd, strict=True) if far]
