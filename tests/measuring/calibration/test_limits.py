@@ -96,7 +96,7 @@ def test_fewer_requests_than_stated_are_not_taken_for_a_full_memory() -> None:
     found = calibrated((EVEN, LONG), places=40, rounds=3)
     assert "kv_tokens" not in found.values
     assert found.values["max_batch_size"] == pytest.approx(40, rel=0.05)
-    assert any("fewer than was stated" in words for words in found.warnings)
+    assert any("fewer than 256" in words for words in found.warnings)
 
 
 def test_what_shapes_carry_is_said_to_hinge_on_memory_that_no_row_has_seen() -> None:
@@ -132,3 +132,21 @@ def test_one_length_tells_how_many_requests_a_front_end_takes_in_under_a_shape_t
         front_end = calibrate(table, **told, **more).server.front_end
         assert front_end is not None
         assert front_end.seconds(100) == pytest.approx(0.02, rel=0.05)
+
+
+def test_a_front_end_is_named_where_closed_loops_of_one_length_cannot_tell_it_from_other_limits() -> None:
+    found = calibrated(((100, 8),), front_end=FrontEnd(0.0105))
+    assert any("as if a front end worked" in words and "they cannot tell which" in words for words in found.warnings)
+    assert found.missed == []
+
+
+def test_a_few_places_are_told_to_the_one() -> None:
+    """The search sees what one place more does: within less nothing changes."""
+    found = calibrated((EVEN,), "all", places=8, loops=(1, 4, 8, 16, 32), parameters=(*COSTS, "max_batch_size"))
+    assert found.values["max_batch_size"] == pytest.approx(8, abs=0.5)
+    assert found.missed == []
+
+
+def test_short_prompts_that_wait_are_calibrated_although_they_fill_no_block_of_memory() -> None:
+    """A memory that is tried is never less than a block, which would be refused as what nobody gave."""
+    assert "step" in calibrated(((10, 4),), "all", places=1, loops=(1, 2, 4)).values

@@ -61,7 +61,10 @@ class Build:
         memory = None
         tokens = values.get("kv_tokens", self.kv_tokens)
         if tokens is not None:
-            memory = Memory.of_tokens(round(tokens), resolve(self.policy).memory.block_size)
+            size = resolve(self.policy).memory.block_size
+            if "kv_tokens" in values:  # that are tried
+                tokens = max(tokens, size)
+            memory = Memory.of_tokens(round(tokens), size)
             memory = dataclasses.replace(memory, prefix_caching=self.prefix_caching or None)
         if memory is not None and "kv_tokens" in values:  # one that is tried may be too short
             memory = dataclasses.replace(memory, too_long="drop")

@@ -55,7 +55,7 @@ def cost_fit(
     fit = limited(fit, places, possible, step)
     for name in possible:
         if name not in fit.values:
-            held[name] = no_limit_seen(name, rows)
+            held |= no_limit_seen(name, rows)
     more = {name: prior for name, prior in asked.items() if name in _MORE}
     # Two loads say nothing of a bend, nor does one that was not carried.
     carried = sum(not saturated(row) for row in to_fit)

@@ -8,7 +8,7 @@ import polars as pl
 
 from penstock.measuring.calibration.allowed import Range
 from penstock.measuring.calibration.build import with_tokens
-from penstock.measuring.calibration.loads import MEASURES, Row, column_of, measured
+from penstock.measuring.calibration.loads import MEASURES, Row, column_of, measured, rate_of
 from penstock.measuring.calibration.posterior import Fit
 from penstock.measuring.calibration.predict import (
     Overhead,
@@ -96,7 +96,8 @@ def judged(
         predicted = predict(load, server, overhead)
         kind = row["run"], row["shape"]
         if kind not in limits:
-            limits[kind] = _limits(load, server, least_tokens)
+            carried = max(rate_of(each) for each in rows if each["shape"] == row["shape"])
+            limits[kind] = _limits(load, server, least_tokens, carried)
         limit = limits[kind]["limit_per_s"]
         hinging = [h.costs for h in hinges if not h.low <= _length(row, h.kind) <= h.high]
         compared: dict[str, Any] = {}
@@ -131,10 +132,13 @@ def _compared(metric: str, row: Row, predictions: Mapping[str, float]) -> dict[s
     return {f"{metric}_{name}": value for name, value in values.items()}
 
 
-def _limits(load: Requests, server: Server, least_tokens: float | None) -> dict[str, float]:
+def _limits(
+    load: Requests, server: Server, least_tokens: float | None, carried: float
+) -> dict[str, float]:
     """Return the requests per second that a server carries, and those with the memory it has."""
+    # ``carried``: what some row did, so it is no limit below that.
     limit = at_least = sustained_rate(load, server)
     if least_tokens is not None:
         tight = with_tokens(server, load, least_tokens)
-        at_least = min(sustained_rate(load, tight), limit)
+        at_least = min(max(sustained_rate(load, tight), carried), limit)
     return {"limit_per_s": limit, "limit_at_least_per_s": at_least}

@@ -7,7 +7,7 @@ is Laplace's approximation: normal around the most probable logarithms.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -53,13 +53,17 @@ class Posterior(Normal):
 
 
 def most_probable(
-    misfits: Misfits, prior: Normal, noise_at: Misfits, start: Floats | None = None
+    misfits: Misfits,
+    prior: Normal,
+    noise_at: Misfits,
+    start: Floats | None = None,
+    whole: Sequence[int] = (),
 ) -> Posterior:
     """Return the most probable logarithms, and their uncertainty.
 
     ``misfits`` goes from logarithms of parameters to those of predicted over measured, NaN: none;
     ``noise_at`` to the scale of each that no parameter explains. It begins at the prior's mean
-    without a start.
+    without a start. ``whole``: which parameters are whole numbers.
     """
     tightness = np.linalg.inv(prior.covariance)
     theta = prior.mean.copy() if start is None else start
@@ -70,7 +74,7 @@ def most_probable(
         away = theta - prior.mean
         return float(np.nansum(tails) + away @ tightness @ away / 2)
 
-    slopes, exact = np.nan_to_num(slopes_of(misfits, theta, off)), True
+    slopes, exact = np.nan_to_num(slopes_of(misfits, theta, off, whole)), True
     # Far from the rows all of them look odd, and none would count: so at first only what is further
     # off than any of them does.
     wider = max(float(np.nanmax(np.abs(off) / noise)), 1.0)
@@ -99,10 +103,10 @@ def most_probable(
         elif wider == 1 and cost > before - _ENOUGH:
             if exact:
                 break
-            slopes, exact = np.nan_to_num(slopes_of(misfits, theta, off)), True
+            slopes, exact = np.nan_to_num(slopes_of(misfits, theta, off, whole)), True
             damping = 1.0
     if not exact:
-        slopes = np.nan_to_num(slopes_of(misfits, theta, off))
+        slopes = np.nan_to_num(slopes_of(misfits, theta, off, whole))
     covariance = np.linalg.inv(_information(slopes, off, noise) + tightness)
     volume = np.linalg.slogdet(covariance)[1] - np.linalg.slogdet(prior.covariance)[1]
     unexplained = cost_of(theta, off, 1.0)
@@ -112,11 +116,15 @@ def most_probable(
     )
 
 
-def slopes_of(function: Misfits, theta: Floats, at: Floats) -> Floats:
+def slopes_of(function: Misfits, theta: Floats, at: Floats, whole: Sequence[int] = ()) -> Floats:
     """Return how each value changes with each logarithm; shape (values, parameters)."""
-    # ``at``: the values of the function here.
-    ahead = [function(theta + SLOPE * unit) for unit in np.eye(theta.size)]
-    return np.column_stack([(then - at) / SLOPE for then in ahead])
+    # ``at``: the values of the function here. Nothing changes within less than one of a whole
+    # number.
+    steps = np.full(theta.size, SLOPE)
+    for index in whole:
+        steps[index] = max(SLOPE, float(np.log1p(np.exp(-theta[index]))))
+    ahead = [(function(theta + step) - at) for step in np.diag(steps)]
+    return np.asarray(np.column_stack(ahead) / steps)
 
 
 def _weights(off: Floats, noise: Floats, wider: float) -> Floats:

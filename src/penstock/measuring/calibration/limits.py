@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.measuring.calibration.loads import Row, held_back, rate_of, streams_of, tokens_held
-from penstock.measuring.calibration.posterior import Fit, widened
+from penstock.measuring.calibration.posterior import Fit, fit_of, widened
 from penstock.measuring.calibration.priors import Prior
 from penstock.measuring.calibration.quantities import quantity
 
@@ -53,13 +53,13 @@ LIMITS = tuple(_LIMITS)
 """What may hold requests back."""
 
 
-def no_limit_seen(name: str, rows: Sequence[Row]) -> str:
-    """Say how far requests went without being held back by a limit."""
+def no_limit_seen(name: str, rows: Sequence[Row]) -> dict[str, str]:
+    """Say of each parameter of a limit how far requests went without being held back by it."""
     if name == "kv_tokens":
         most = f"{max(map(tokens_held, rows)):,.0f} tokens were held at a time"
     else:
         most = f"{max(map(rate_of, rows)):,.4g} requests/s came in"
-    return f"no limit seen: at least {most}"
+    return dict.fromkeys(_LIMITS[name].parameters(rows[0]), f"no limit seen: at least {most}")
 
 
 def limited(free: Fit, places: int, possible: Sequence[str], step: Callable[[], None]) -> Fit:
@@ -74,9 +74,13 @@ def limited(free: Fit, places: int, possible: Sequence[str], step: Callable[[], 
     for name in possible:
         limit = _LIMITS[name]
         at = limit.parameters(max(waiting, key=limit.load))
-        reason = "the row of those that wait that is nearest to it"
+        reason = "it is near what the row that is held back most has"
         around = {each: Prior(value, 4, reason) for each, value in at.items()}
-        fits[name] = widened(free, around, step)
+        # Without the limit other costs have taken what it takes, so it is looked for from the
+        # priors, too.
+        anew = fit_of(free.sent, free.build, free.priors.with_priors(around), step)
+        both = widened(free, around, step), anew
+        fits[name] = min(both, key=lambda fit: fit.posterior.cost)
     by_cost = sorted(fits, key=lambda name: fits[name].posterior.cost)
     if not by_cost or free.posterior.cost - fits[by_cost[0]].posterior.cost < _SURE:
         return free
@@ -89,5 +93,5 @@ def limited(free: Fit, places: int, possible: Sequence[str], step: Callable[[], 
             "is taken. Give what you know; other lengths hinge on it"
         )
     if "max_batch_size" in alike:
-        return taken._replace(warning=f"rows wait {words[0]}, fewer than was stated")
+        return taken._replace(warning=f"rows wait {words[0]}, fewer than {places:,}")
     return taken

@@ -62,9 +62,9 @@ class Fit(NamedTuple):
             each[: 3 * len(self.sent)].reshape(-1, 3)
             for each in (self.posterior.misfits, self.posterior.noise)
         )
-        late = np.nan_to_num(times[:, 1]) - times[:, 0]
-        late = np.where(np.isnan(late), -times[:, 2], late)
-        odd = late > _ODD * np.maximum(noise[:, 0], _ROUGH)
+        whole = np.isnan(times[:, 0])  # only the time of the request is known
+        late = np.where(whole, -times[:, 2], np.nan_to_num(times[:, 1]) - times[:, 0])
+        odd = late > _ODD * np.maximum(np.where(whole, noise[:, 2], noise[:, 0]), _ROUGH)
         return [row for (row, _), far in zip(self.sent, odd, strict=True) if far]
 
 
@@ -140,7 +140,7 @@ def fit_of(
         return _with_swing(usual, lambda slower: misfits(theta, slower), priors)
 
     # A row is fitted as far as its times go with batch times.
-    posterior = most_probable(misfits, priors.normal, noise_at, start)
+    posterior = most_probable(misfits, priors.normal, noise_at, start, priors.whole)
     return Fit(build, priors, posterior, sent)
 
 
@@ -159,7 +159,8 @@ def _off(sent: Sent, server: Server, overhead: Overhead) -> list[float]:
     off = []
     for metric in (*FITTED, "e2e", "requests_per_s"):
         known, value = measured(row, metric), predicted[column_of(row, metric)]
-        far = np.log(value / known) if known and value > 0 else _FARTHEST
+        never = -_FARTHEST if metric == "requests_per_s" else _FARTHEST
+        far = np.log(value / known) if known and value > 0 else never
         off.append(float(np.clip(far, -_FARTHEST, _FARTHEST)) if known else np.nan)
     return off
 

@@ -59,6 +59,11 @@ class Priors:
                 correlation[one, other] = correlation[other, one] = share
         return Normal(centres, correlation * np.outer(deviations, deviations))
 
+    @property
+    def whole(self) -> list[int]:
+        """Which parameters are whole numbers."""
+        return [index for index, name in enumerate(self.of) if name == "max_batch_size"]
+
     def values(self, theta: Floats) -> dict[str, float]:
         """Return the parameters of their logarithms."""
         return dict(zip(self.of, np.exp(theta).tolist(), strict=True))

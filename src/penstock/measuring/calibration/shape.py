@@ -149,7 +149,7 @@ def shape_fit(
         held["kv_memory"] = f"{kv_tokens:,} tokens were given"
     fit = limited(fits[best], builds[best].limit("max_batch_size"), ("front_end",), step)
     if "front_end" not in fit.values:
-        held["front_end"] = no_limit_seen("front_end", rows)
+        held |= no_limit_seen("front_end", rows)
     return fit._replace(held=held)
 
 
