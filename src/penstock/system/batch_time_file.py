@@ -112,6 +112,8 @@ BatchTimeSection.model_rebuild()
 class _Seen(Section):
     """What the rows of a calibration have seen: see `Seen`."""
 
+    server_limits: dict[str, Any] = Field(default_factory=dict)
+
 
 class _Uncertainty(Section):
     """How well batch times are known: see `penstock.system.uncertain`."""
@@ -216,8 +218,8 @@ class BatchTimeFile:
         return f"{self.description}; {self.source}; newer engines may be faster"
 
     def notes(self, server: Server) -> tuple[str, ...]:
-        """Return what one should know who uses it for a server: what was not measured, what it does
-        not hold.
+        """Return what one should know who uses it for a server: what was not measured, what no
+        latency includes.
         """
         warnings, tokens = self.fit.get("warnings"), self.fit.get("tokens")
         notes = [
@@ -234,19 +236,7 @@ class BatchTimeFile:
                 f"batch times were measured for up to {most:,.0f} tokens; those of batches of up "
                 f"to {server.token_budget:,} are extrapolated"
             )
-        kv_tokens, overhead = self.fit.get("kv_tokens"), self.fit.get("overhead_ms")
-        if isinstance(kv_tokens, int | float) and kv_tokens > 0 and server.memory is None:
-            notes.append(
-                f"the batch-time file says that KV memory holds {kv_tokens:,.0f} tokens, but here "
-                f"it has no limit; add `kv_tokens: {kv_tokens:.0f}` to the server"
-            )
-        front_end = self.fit.get("front_end")
-        if isinstance(front_end, dict) and server.front_end is None:
-            times = ", ".join(f"{key}: {value}" for key, value in front_end.items())
-            notes.append(
-                "the batch-time file says that a front end limits the rate, but here it has no "
-                f"limit; add `front_end: {{{times}}}` to the server"
-            )
+        overhead = self.fit.get("overhead_ms")
         if isinstance(overhead, int | float) and overhead > 0:
             notes.append(
                 f"clients wait {digits(overhead)} ms more (overhead), which no latency here "

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -198,7 +199,28 @@ class Server(Checked):
                 f"A batch of one token takes {one:,.3g} s here, as on no engine: where batch times "
                 "stand in seconds, give seconds, not ms."
             )
+        known = getattr(self.batch_time, "uncertainty", None)
+        if known is not None and known.seen is not None:
+            doubts += self._lacks(known.seen.server_limits)
         return doubts
+
+    def _lacks(self, limits: Mapping[str, Any]) -> list[str]:
+        """Say which of the limits that batch times were calibrated with are missing here."""
+        places = limits.get("max_batch_size", math.inf)
+        kept = {
+            "kv_tokens": self.memory is not None,
+            "front_end": self.front_end is not None,
+            "max_batch_size": self.max_batch_size is not None and self.max_batch_size <= places,
+        }
+        lines = [f"{name}: {value}" for name, value in limits.items() if not kept.get(name, True)]
+        if not lines:
+            return []
+        return [
+            "The server that batch times were calibrated on had limits that are missing here, so "
+            f"it may carry less: add {' and '.join(f'`{line}`' for line in lines)}.".replace(
+                "'", ""
+            )
+        ]
 
     @property
     def shortest_s(self) -> float:

@@ -36,6 +36,8 @@ class Seen:
     prompt: Sequence[float]
     output: Sequence[float]
     running: float  # most requests that a row had decoding at a time, on average
+    # What their server was limited by beside its flags, as a scenario's server says it.
+    server_limits: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("prompt", "output"):
@@ -70,7 +72,8 @@ class Seen:
         """Return it as a batch-time file holds it."""
         fields = {name: getattr(self, name) for name in ("prompt", "output")}
         ends = {name: [round(end, 1) for end in of] for name, of in fields.items()}
-        return {"policy": self.policy, **ends, "running": round(self.running, 1)}
+        limits = {"server_limits": dict(self.server_limits)} if self.server_limits else {}
+        return {"policy": self.policy, **ends, "running": round(self.running, 1), **limits}
 
 
 class Known(Protocol):

@@ -222,7 +222,7 @@ def test_what_a_batch_with_prompts_takes_beside_is_found_where_rows_tell_it(tmp_
         ({"fit_rows": "best:3"}, "fit_rows is 'best:3'; give lowest:3, spread:3"),
         ({"fit_rows": "lowest:0"}, "fit_rows is 'lowest:0'"),
         ({"fit_rows": [True]}, "fit_rows has 1 values for 9 rows"),
-        ({"fit_rows": [False] * 9}, "0 rows to fit have no inter-token latency"),
+        ({"fit_rows": [False] * 9}, "of 9 rows none is left to fit"),
         ({"parameters": ["steps"]}, "unknown parameter 'steps'; did you mean 'step'?"),
         ({"parameters": ["per_token", "overhead"]}, "'per_token, overhead' are fitted without step"),
         ({"parameters": ["kv_tokens"]}, "'kv_tokens' are fitted without step"),

@@ -269,7 +269,8 @@ def test_outputs_of_one_token_have_no_panel_of_gaps(penstock: Callable[..., Said
     table = tmp_path / "c.csv"
     rows = "1,100,1,30,5\n2,100,1,30,5\n"
     table.write_text(f"rate,prompt,output,ttft_mean_ms,itl_mean_ms\n{rows}")
-    status, _, err = penstock("calibrate", table, "--figures", tmp_path / "d")
+    shape = "--model", "Llama-3.1-8B", "--gpu", "h100-sxm"
+    status, _, err = penstock("calibrate", table, *shape, "--figures", tmp_path / "d")
     assert status == 0, err
     assert (tmp_path / "d" / "predicted_over_measured.svg").exists()
 

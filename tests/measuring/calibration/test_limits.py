@@ -9,11 +9,13 @@ import polars as pl
 import pytest
 
 import penstock as ps
+from penstock.fields import in_keys
 from penstock.measuring.calibration.benchmarks import COLUMNS
 from penstock.measuring.calibration.build import Build
 from penstock.measuring.calibration.calibrate import Calibration, calibrate
 from penstock.measuring.calibration.predict import Overhead, Requests, predict
 from penstock.measuring.calibration.priors import shape_priors
+from penstock.measuring.calibration.result_row import TIMES
 from penstock.measuring.calibration.shape import possible_shapes
 from penstock.system.batch_time_file import read_batch_time, write_batch_time
 from penstock.system.front_end import FrontEnd
@@ -117,9 +119,10 @@ def test_two_output_lengths_tell_what_a_front_end_takes_for_a_request_and_for_a_
     assert found.limit_warning is None
     assert found.missed == []
     write_batch_time(tmp_path / "found.yaml", found.batch_time_file("a server", "a.csv"))
-    for server, told in ((found.server, False), (dataclasses.replace(found.server, front_end=None), True)):
-        notes = " ".join(read_batch_time(tmp_path / "found.yaml").notes(server))
-        assert ("add `front_end: {per_request_ms: " in notes) == told
+    batch_time = read_batch_time(tmp_path / "found.yaml").batch_time
+    for front_end, told in ((found.server.front_end, False), (None, True)):
+        server = dataclasses.replace(found.server, batch_time=batch_time, front_end=front_end)
+        assert any("add `front_end: {per_request_ms: " in doubt for doubt in server.time_doubts) == told
 
 
 def test_one_length_tells_how_many_requests_a_front_end_takes_in_under_a_shape_too() -> None:
@@ -132,6 +135,31 @@ def test_one_length_tells_how_many_requests_a_front_end_takes_in_under_a_shape_t
         front_end = calibrate(table, **told, **more).server.front_end
         assert front_end is not None
         assert front_end.seconds(100) == pytest.approx(0.02, rel=0.05)
+
+
+@pytest.mark.parametrize("lacks", ["ttft", "itl tpot", "ttft itl tpot"])
+def test_whole_requests_tell_a_front_end_where_parts_of_them_were_not_measured(lacks: str) -> None:
+    (build, *_) = possible_shapes(H100, Build(2048, 256, "vllm", 400_000))
+    server, _ = build(shape_priors("vllm").values(shape_priors("vllm").normal.mean))
+    table = benchmarked(dataclasses.replace(server, front_end=FrontEnd(0.05)), (EVEN,), loops=(1, 16, 64))
+    times = [name for name in TIMES if name.split("_")[0] in lacks.split()]
+    table = table.with_columns(pl.lit(None, pl.Float64).alias(name) for name in times)
+    told = {"fit_rows": "all", "token_budget": 2048, "max_batch_size": 256, "policy": "vllm"}
+    found = calibrate(table, **told, hardware=H100, kv_tokens=400_000)
+    assert found.server.front_end is not None
+    assert found.server.front_end.seconds(100) == pytest.approx(0.05, rel=0.05)
+    assert any("half is assumed" in words for words in found.warnings)
+    assert found.as_dict()["server"]["front_end"] == in_keys(found.server.front_end)
+
+
+def test_factors_that_servers_hardly_have_are_named() -> None:
+    """Ten times as slow as its shape: another GPU ran, or another model."""
+    (build, *_) = possible_shapes(H100, Build(2048, 256, "vllm", 400_000))
+    server, _ = build(shape_priors("vllm").values(shape_priors("vllm").normal.mean))
+    table = benchmarked(dataclasses.replace(server, batch_time=server.batch_time.scaled(10)), (EVEN,), loops=(1, 16))
+    told = {"fit_rows": "all", "token_budget": 2048, "max_batch_size": 256, "policy": "vllm"}
+    found = calibrate(table, **told, hardware=H100, kv_tokens=400_000)
+    assert any("which servers hardly ever have" in words for words in found.warnings)
 
 
 def test_a_front_end_is_named_where_closed_loops_of_one_length_cannot_tell_it_from_other_limits() -> None:

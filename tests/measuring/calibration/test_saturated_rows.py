@@ -130,6 +130,21 @@ def test_a_short_run_with_long_outputs_is_not_beyond_what_its_server_carries() -
     assert saturated(row | {"requests_per_s": 1.0})
 
 
+def test_a_queue_beyond_the_limit_is_no_overhead_of_its_run() -> None:
+    """Of two loads, one beyond the limit, the first tokens of the other alone say what a run's client adds."""
+    rng = np.random.default_rng([45, 7])
+    server, overhead, _, _ = deployment(rng)
+    table = rows_of(server, overhead, (0.3, 1.5), 0.0, rng)
+    later = table.with_columns(
+        ttft_mean_s=pl.when(pl.col("row") == 1).then(3 * pl.col("ttft_mean_s")).otherwise("ttft_mean_s"),
+        run=pl.lit("b"), row=pl.col("row") + 2,
+    )  # fmt: skip
+    limits = {"token_budget": server.token_budget, "max_batch_size": server.max_batch_size}
+    found = calibrate(pl.concat([table, later]), fit_rows="all", policy="vllm", per_run="overhead", **limits)
+    overheads = {run: values["overhead"] for run, values in found.values_of.items()}
+    assert overheads["b"] == pytest.approx(overheads["a"], abs=0.02)
+
+
 @pytest.mark.slow
 def test_of_two_hundred_servers_with_a_saturated_row_none_has_a_fitted_row_missed_without_a_word() -> None:
     answers = [misses(seed) for seed in range(100)] + [misses(seed, shape=False) for seed in range(100)]

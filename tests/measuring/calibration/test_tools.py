@@ -309,6 +309,13 @@ def test_an_inter_token_latency_that_is_a_little_off_in_a_table_is_noted(tmp_pat
 # Metrics of one row against each other
 
 
+def test_a_time_between_tokens_of_one_token_is_left_out_and_said(tmp_path: Path) -> None:
+    table = "rate,prompt,output,ttft_ms,itl_ms\n2,500,1,100,20\n"
+    row = read_benchmarks(written(tmp_path / "a.csv", table)).row(0, named=True)
+    assert row["itl_mean_s"] is None
+    assert "outputs of one token have none" in row["note"]
+
+
 @pytest.mark.parametrize(
     ("columns", "values", "words"),
     [
@@ -319,6 +326,7 @@ def test_an_inter_token_latency_that_is_a_little_off_in_a_table_is_noted(tmp_pat
         ("e2e_s,duration_s,incomplete", "300,60,0", "E2E is 300 s on average, longer than the benchmark with 60 s"),
         ("e2e_s,throughput,concurrency", "0.3,2,60", "0.6 under way, but a concurrency of 60 is stated"),
         ("e2e_s,throughput,completed,duration_s", "0.3,2,60,3", "2 requests/s in 3 s are not the 60 requests"),
+        ("ttft_ms,itl_ms,throughput,concurrency", "100,20,2,60", "E2E of 0.3 s are 0.6 under way"),
     ],
 )
 def test_a_table_that_contradicts_itself_is_refused(columns: str, values: str, words: str, tmp_path: Path) -> None:

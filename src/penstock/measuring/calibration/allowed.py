@@ -11,11 +11,12 @@ tolerance.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import linprog
 
+from penstock.fields import in_keys
 from penstock.inputs.arrays import Floats
 from penstock.measuring.calibration.build import batch_time
 from penstock.measuring.calibration.equations import LINEAR, equations_of
@@ -23,6 +24,7 @@ from penstock.measuring.calibration.loads import Row, streams_of
 from penstock.measuring.calibration.priors import Prior
 from penstock.measuring.calibration.quantities import COST_UNITS
 from penstock.system.batch_time import Composition
+from penstock.system.server import Server
 from penstock.system.uncertain import Allowed, Seen
 
 TOLERANCE = {"itl": 0.05, "ttft": 0.1}
@@ -110,11 +112,19 @@ def allowed(ranges: Mapping[str, Range], seen: Seen) -> Allowed:
     return Allowed(tuple(extremes), seen)
 
 
-def seen_in(rows: Sequence[Row], policy: str) -> Seen:
-    """Return what some rows have seen."""
+def seen_in(rows: Sequence[Row], server: Server, values: Mapping[str, float]) -> Seen:
+    """Return what some rows have seen of a server with these values."""
     prompt, output = (
         (min(row[name] for row in rows), max(row[name] for row in rows))
         for name in ("prompt_tokens", "output_tokens")
     )
     running = max(max(streams_of(row), float(row["in_flight"] or 0)) for row in rows)
-    return Seen(policy, prompt, output, max(running, 1.0))
+    limits: dict[str, Any] = {}
+    if server.memory is not None:
+        limits["kv_tokens"] = server.memory.tokens
+    if "max_batch_size" in values:
+        limits["max_batch_size"] = server.max_batch_size
+    if server.front_end is not None:
+        times = in_keys(server.front_end)
+        limits["front_end"] = {key: float(f"{value:.4g}") for key, value in times.items()}
+    return Seen(server.policy.name, prompt, output, max(running, 1.0), limits)

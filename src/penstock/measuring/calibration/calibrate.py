@@ -124,7 +124,13 @@ def calibrate(
         token_budget, max_batch_size, policy, kv_tokens, dict(policy_params or {}), caches
     )
     rows = list(benchmarks.iter_rows(named=True))
-    fitted = chosen(rows, fit_rows, FITTED if hardware is None else (*FITTED, "e2e"))
+    metrics = FITTED if hardware is None else (*FITTED, "e2e")
+    fitted = chosen(rows, fit_rows, metrics)
+    if not any(fitted):
+        raise InputError(
+            f"of {len(rows):,} rows none is left to fit: none of those chosen has any of "
+            f"{', '.join(metrics)}; choose rows that have, or benchmark with streaming"
+        )
     if hardware is not None:
         if parameters is not None:
             raise InputError(
@@ -169,7 +175,7 @@ def _calibration(
     values, build = fit.values, fit.build
     server, overhead = build(values)
     to_fit = [row for row, _ in fit.sent]
-    seen = seen_in(rows, build.policy)
+    seen = seen_in(rows, server, values)
     ranges: dict[str, Range] = {}
     if shape:
         known: Known = open_of(fit, seen)
@@ -196,6 +202,7 @@ def _calibration(
         held=fit.held,
         priors=fit.priors.of,
         deviations=fit.deviations,
+        strained=fit.strained,
         ranges={name: (of.low, of.high) for name, of in ranges.items() if of.open},
         unsure=unsure,
         limit_warning=fit.warning,

@@ -2,11 +2,12 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import polars as pl
 
+from penstock.fields import in_keys
 from penstock.measuring.calibration.judge import JUDGED, MISSED, ROUGHLY
 from penstock.measuring.calibration.priors import Prior
 from penstock.measuring.calibration.quantities import Quantity, quantity, time_shown, with_units
@@ -53,6 +54,8 @@ class Calibration(Shown):
     priors, deviations
         The prior of each of ``values``, and the standard deviation of its logarithm given the rows,
         too.
+    strained
+        The parameters that rows pull further from their priors than chance does.
     ranges
         The least and the largest value of each cost that the rows allow, with the other costs as
         they then ask for, s; only of those whose range is too wide to tell (`SPAN`).
@@ -80,6 +83,7 @@ class Calibration(Shown):
     held: Annotated[Mapping[str, str], Meaning("Why each of the other parameters was left out.")]
     priors: Mapping[str, Prior]
     deviations: Mapping[str, float]
+    strained: Sequence[str]
     ranges: Mapping[str, tuple[float, float]]
     unsure: tuple[str, ...]
     limit_warning: str | None
@@ -144,7 +148,7 @@ class Calibration(Shown):
         ends = self.ranges.get(name, (self.values[name] / factor, self.values[name] * factor))
         less, more = (quantity(name, float(f"{end:.2g}")) for end in ends)
         unit = more.rpartition(" ")[2]
-        return f"{less.removesuffix(f' {unit}')} to {more}"
+        return f"{less.removesuffix(f' {unit}')} to {more}" if less != more else f"about {more}"
 
     @property
     def word(self) -> str:
@@ -262,6 +266,16 @@ class Calibration(Shown):
                 "requests rather waited in a queue that this policy and these limits do not have; "
                 "check --policy, --token-budget and --max-batch-size"
             )
+        odd = [
+            f"{name} of {quantity(name, self.values[name])}"
+            for name in self.strained
+            if name != "overhead"
+        ]
+        if odd:
+            words.append(
+                f"these rows ask for {' and '.join(odd)}, which servers hardly ever have: check "
+                "what ran (model, GPU, precision, flags), and whether requests waited elsewhere"
+            )
         return words
 
     @computed()
@@ -286,14 +300,6 @@ class Calibration(Shown):
             "overhead_ms": round(self.values.get("overhead", 0.0) * 1e3, 3),
             "overhead_per_stream_us": round(self.values.get("overhead_per_stream", 0.0) * 1e6, 3),
         }
-        for name in ("kv_tokens", "max_batch_size"):
-            if name in self.values:
-                fit[name] = round(self.values[name])
-        if (front := self.server.front_end) is not None:
-            fit["front_end"] = {
-                "per_request_ms": round(front.per_request * 1e3, 4),
-                "per_token_us": round(front.per_token * 1e6, 3),
-            }
         if "kv_tokens" not in self.values:
             fit["kv_tokens_at_least"] = round(self.tokens_held)
         if self.unidentified:
@@ -322,6 +328,7 @@ class Calibration(Shown):
             "max_batch_size": server.max_batch_size,
             "assumed": self.assumed,
             "kv_tokens": None if server.memory is None else server.memory.tokens,
+            "front_end": None if server.front_end is None else in_keys(server.front_end),
         }
 
     @computed()

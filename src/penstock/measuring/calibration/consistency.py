@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 
 from penstock.errors import InputError
-from penstock.measuring.calibration.result_row import METRICS, Row, add_note
+from penstock.measuring.calibration.result_row import METRICS, STATISTICS, Row, add_note
 
 _ODD = 0.1  # share by which two figures of one thing may differ
 _WRONG = 2.0  # factor from which on no rounding and no odd mean explains it
@@ -55,6 +55,8 @@ def _contradictions(row: Row, format: str) -> Iterator[str]:
 def _contradictions_of_counts(row: Row, format: str) -> Iterator[str]:
     """Hold times and counts against each other by Little's law."""
     rate, e2e = row.get("requests_per_s"), row["e2e_mean_s"]
+    if not e2e and row["ttft_mean_s"] and row["itl_mean_s"]:
+        e2e = row["ttft_mean_s"] + row["itl_mean_s"] * (row["output_tokens"] - 1)
     counted = row["completed"] / row["duration_s"]
     if format == "csv" and rate and abs(_logarithm(rate, counted)) > 1:
         yield (
@@ -103,6 +105,9 @@ def _settle_inter_token(place: str, row: Row, format: str) -> None:
     # taken in its place. In a table of one's own either may be wrong: a note says it, or, where no
     # odd mean explains it, the table is refused.
     ttft, e2e, output = row["ttft_mean_s"], row["e2e_mean_s"], row["output_tokens"]
+    if output == 1 and any(row[f"{metric}_mean_s"] for metric in ("itl", "tpot")):
+        row |= {f"{metric}_{name}_s": None for metric in ("itl", "tpot") for name in STATISTICS}
+        add_note(row, "ITL is stated, but outputs of one token have none: it is left out")
     if not ttft or not e2e or e2e <= ttft or output < 2:
         return
     per_token = (e2e - ttft) / (output - 1)

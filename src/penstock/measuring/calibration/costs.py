@@ -6,11 +6,7 @@ from penstock.errors import InputError
 from penstock.measuring.calibration.build import Build
 from penstock.measuring.calibration.equations import solution_of
 from penstock.measuring.calibration.limits import LIMITS, limited, no_limit_seen
-from penstock.measuring.calibration.loads import (
-    Row,
-    measured,
-    saturated,
-)
+from penstock.measuring.calibration.loads import Row, measured, saturated
 from penstock.measuring.calibration.posterior import FITTED, Fit, as_sent, fit_of, widened
 from penstock.measuring.calibration.priors import Prior, cost_priors
 from penstock.measuring.calibration.quantities import COST_UNITS
@@ -61,7 +57,8 @@ def cost_fit(
     carried = sum(not saturated(row) for row in to_fit)
     if more and carried > 2 and fit.posterior.unexplained > _LIKELY:
         fit = _likelier(fit, more, step)
-    held |= {name: "rows fit no better with it" for name in more if name not in fit.values}
+    reason = "rows fit no better with it" if carried > 2 else "fewer than three rows were carried"
+    held |= {name: reason for name in more if name not in fit.values}
     if len(fit.values) > len(simple.of):
         # Far rows count fully once more, which may lead out of where a wider search got stuck.
         fit = _likelier(fit, {}, step)

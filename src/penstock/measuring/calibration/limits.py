@@ -15,6 +15,7 @@ from penstock.measuring.calibration.priors import Prior
 from penstock.measuring.calibration.quantities import quantity
 
 _SURE = 3.0  # logarithm of odds from which on a limit is believed
+_ONE_LENGTH = 1.2  # factor within which outputs tell nothing of a token's time
 
 
 class _Limit(NamedTuple):
@@ -94,4 +95,12 @@ def limited(free: Fit, places: int, possible: Sequence[str], step: Callable[[], 
         )
     if "max_batch_size" in alike:
         return taken._replace(warning=f"rows wait {words[0]}, fewer than {places:,}")
+    outputs = [row["output_tokens"] for row, _ in free.sent]
+    if "front_end" in alike and max(outputs) < _ONE_LENGTH * min(outputs):
+        seconds = taken.values["front_end"] + taken.values["front_end_per_token"] * outputs[0]
+        return taken._replace(
+            warning=f"a front end works {quantity('front_end', seconds)} on a request with "
+            f"{outputs[0]:,.0f} output tokens; what of that each token takes is not told by one "
+            "output length, so half is assumed: fit rows of another, too"
+        )
     return taken

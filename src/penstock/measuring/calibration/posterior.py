@@ -56,14 +56,26 @@ class Fit(NamedTuple):
         return dict(zip(self.priors.of, self.posterior.deviations.tolist(), strict=True))
 
     @property
+    def strained(self) -> list[str]:
+        """The parameters that rows pull further from their priors than chance does."""
+        usual = self.priors.normal
+        far = np.abs(self.posterior.mean - usual.mean) > _ODD * usual.deviations
+        return [name for name, is_far in zip(self.priors.of, far, strict=True) if is_far]
+
+    @property
     def waiting(self) -> list[Row]:
-        """The rows whose first tokens come later, beside the others, than noise explains."""
+        """The rows whose first tokens come later, beside the others, than noise explains; all rows
+        where only odd parameters do.
+        """
+        if self.strained:
+            return [row for row, _ in self.sent]
         times, noise = (
             each[: 3 * len(self.sent)].reshape(-1, 3)
             for each in (self.posterior.misfits, self.posterior.noise)
         )
-        whole = np.isnan(times[:, 0])  # only the time of the request is known
-        late = np.where(whole, -times[:, 2], np.nan_to_num(times[:, 1]) - times[:, 0])
+        whole = np.isnan(times[:, 0])  # the first token's time is known as part of the request's
+        late = np.nan_to_num(times[:, 1]) - np.where(whole, times[:, 2], times[:, 0])
+        late = np.where(np.isnan(late), self.posterior.misfits[3 * len(self.sent) :], late)
         odd = late > _ODD * np.maximum(np.where(whole, noise[:, 2], noise[:, 0]), _ROUGH)
         return [row for (row, _), far in zip(self.sent, odd, strict=True) if far]
 
@@ -90,11 +102,10 @@ class WholeRequests(NamedTuple):
 
     def misfits(self, off: Floats, unstreamed: Floats | float = np.nan) -> Floats:
         """Return misfits of TTFT, time between tokens and requests of each row, row after row."""
-        # ``off``: of the first two, NaN: not measured. ``unstreamed``: of requests, where neither
-        # was: without streaming a client sees only whole requests; beside one of the two they say
-        # the same.
+        # ``off``: of the first two, NaN: not measured. ``unstreamed``: of requests, where one of
+        # the two was not: without streaming a client sees only whole requests.
         whole = np.log((self.parts * np.exp(off)).sum(axis=1) / self.parts.sum(axis=1))
-        whole = np.where(np.isnan(off).all(axis=1), unstreamed, whole)
+        whole = np.where(np.isnan(off).any(axis=1), unstreamed, whole)
         return np.column_stack([off, whole]).ravel()
 
     def noise(self, usual: Mapping[str, float]) -> Floats:
@@ -126,14 +137,17 @@ def fit_of(
     # throughout, so differences come from the parameters.
     times = np.array([[measured(row, metric) or np.nan for metric in FITTED] for row, _ in sent])
     requests = WholeRequests.of(times, np.array([row["output_tokens"] for row, _ in sent]))
-    beyond = np.array([saturated(row) for row, _ in sent])
+    # How many requests end says something where the time of one says little, or is not known.
+    counts = [
+        saturated(row) or not (measured(row, "ttft") or measured(row, "e2e")) for row, _ in sent
+    ]
     usual = np.append(requests.noise(priors.noise), np.full(len(sent), priors.noise["itl"]))
 
     def misfits(theta: Floats, slower: float = 0.0) -> Floats:
         step()
         server, overhead = build(priors.values(theta))
         off = np.array([_off(one, _slowed(server, slower), overhead) for one in sent])
-        carried = np.where(beyond, off[:, 3], np.nan)
+        carried = np.where(counts, off[:, 3], np.nan)
         return np.append(requests.misfits(off[:, :2], off[:, 2]), carried)
 
     def noise_at(theta: Floats) -> Floats:

@@ -14,8 +14,8 @@ from penstock.document import parsed
 from penstock.errors import InputError, nearest
 from penstock.measuring.calibration.build import USUAL, Build, front_end
 from penstock.measuring.calibration.limits import limited, no_limit_seen
-from penstock.measuring.calibration.loads import Row, measured
-from penstock.measuring.calibration.posterior import FITTED, NOISE_90, Fit, as_sent, fit_of
+from penstock.measuring.calibration.loads import Row
+from penstock.measuring.calibration.posterior import NOISE_90, Fit, as_sent, fit_of
 from penstock.measuring.calibration.predict import Overhead
 from penstock.measuring.calibration.priors import shape_priors
 from penstock.scenario.server import HardwareSection
@@ -120,11 +120,6 @@ def shape_fit(
 ) -> Fit:
     """Return what rows say of a shape; of builds by KV precision the first is as published."""
     to_fit = [row for row, use in zip(rows, fitted, strict=True) if use]
-    if not any(measured(row, metric) for row in to_fit for metric in (*FITTED, "e2e")):
-        raise InputError(
-            f"{len(to_fit)} rows to fit have no inter-token latency, no time to first token and no "
-            "end-to-end latency, so nothing can be fitted; choose rows with one of them"
-        )
     longest = max(row["prompt_tokens"] + row["output_tokens"] for row in to_fit)
     kv_tokens = builds[0].kv_tokens
     if kv_tokens is not None and kv_tokens < longest:
