@@ -22,11 +22,11 @@ from how_far_off import ENGINES_HERE, TOO_FAST, busy_share
 
 from penstock.inputs.arrays import Floats
 from penstock.measuring.calibration.laplace import FREEDOM, Normal, Posterior
-from penstock.measuring.calibration.quantities import SHAPE_UNITS
+from penstock.measuring.calibration.quantities import ADJUSTMENTS
 from penstock.system.models.adjusted import KNOTS
 from penstock.system.models.hosts import engine_fit
 
-NAMES = tuple(SHAPE_UNITS)
+NAMES = tuple(ADJUSTMENTS)
 WIDE = 0.5  # deviation of the logarithm of a factor that says next to nothing
 WIDE_SECONDS = 1.5  # of the logarithm of seconds
 TAKEN, TAKEN_SECONDS = 0.2, 1.0  # what the further deployments spread by

@@ -14,7 +14,7 @@ from penstock.measuring.calibration.benchmarks import read_benchmarks
 from penstock.measuring.calibration.build import batch_time
 from penstock.measuring.calibration.calibrate import Calibration, calibrate
 from penstock.measuring.calibration.predict import Overhead, predict, requests_of
-from penstock.measuring.calibration.quantities import COST_UNITS
+from penstock.measuring.calibration.quantities import COSTS
 from penstock.system.batch_time_file import read_batch_time, write_batch_time
 
 TRUE = ps.Composition(ps.Affine(c=0.008, a=3e-5), decode_attention=6e-8, per_request=4e-5)
@@ -193,7 +193,7 @@ def test_a_batch_time_file_states_the_errors_of_the_model_that_it_holds(tmp_path
 
 
 def test_a_prompt_costs_the_same_attention_in_any_chunks() -> None:
-    model = batch_time(dict.fromkeys(COST_UNITS, 0.0) | {"step": 1e-6, "self_attention": 1e-8})
+    model = batch_time(dict.fromkeys(COSTS, 0.0) | {"step": 1e-6, "self_attention": 1e-8})
     whole = model.of_batch(prefill=[(900, 0)])
     parts = sum(model.of_batch(prefill=[part]) for part in ((400, 0), (400, 400), (100, 800)))
     assert parts - 2e-6 == pytest.approx(float(whole), rel=1e-9)

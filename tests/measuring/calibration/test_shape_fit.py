@@ -14,7 +14,7 @@ from penstock.measuring.calibration.build import Build
 from penstock.measuring.calibration.posterior import WholeRequests
 from penstock.measuring.calibration.predict import predict, requests_of
 from penstock.measuring.calibration.priors import shape_priors
-from penstock.measuring.calibration.quantities import SHAPE_UNITS
+from penstock.measuring.calibration.quantities import ADJUSTMENTS
 from penstock.measuring.calibration.shape import possible_shapes
 from penstock.system.batch_time_file import read_batch_time, write_batch_time
 
@@ -145,7 +145,7 @@ def test_an_engine_in_the_hardware_is_the_scheduler() -> None:
 def test_priors_cover_every_parameter_of_every_engine() -> None:
     for engine in ("vllm", "sglang", "tensorrt-llm"):
         priors = shape_priors(engine)
-        assert set(priors.of) == set(SHAPE_UNITS)
+        assert set(priors.of) == set(ADJUSTMENTS)
         assert min(priors.unseen["ttft"], priors.unseen["itl"]) >= 1
         assert (np.linalg.eigvalsh(priors.normal.covariance) > 0).all()
     assert shape_priors("orca") == shape_priors("vllm")

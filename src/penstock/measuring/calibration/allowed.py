@@ -22,7 +22,7 @@ from penstock.measuring.calibration.build import batch_time
 from penstock.measuring.calibration.equations import LINEAR, equations_of
 from penstock.measuring.calibration.loads import Row, streams_of
 from penstock.measuring.calibration.priors import Prior
-from penstock.measuring.calibration.quantities import COST_UNITS
+from penstock.measuring.calibration.quantities import COSTS
 from penstock.system.batch_time import Composition
 from penstock.system.server import Server
 from penstock.system.uncertain import Allowed, Seen
@@ -108,7 +108,7 @@ def allowed(ranges: Mapping[str, Range], seen: Seen) -> Allowed:
             rounded = {name: float(f"{value:.{_DIGITS}g}") for name, value in costs.items()}
             # Where other costs take all of the time, a batch of one token still takes some.
             rounded["step"] = max(rounded["step"], _LEAST_S)
-            extremes[batch_time({**dict.fromkeys(COST_UNITS, 0.0), **rounded})] = None
+            extremes[batch_time({**dict.fromkeys(COSTS, 0.0), **rounded})] = None
     return Allowed(tuple(extremes), seen)
 
 

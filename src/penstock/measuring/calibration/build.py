@@ -7,7 +7,7 @@ from typing import Any
 from penstock import checks
 from penstock.errors import InputError
 from penstock.measuring.calibration.predict import Overhead, Requests
-from penstock.measuring.calibration.quantities import COST_UNITS
+from penstock.measuring.calibration.quantities import COSTS
 from penstock.system.batch_time import MOST_TOKENS, Affine, BatchTime, Composition
 from penstock.system.front_end import FrontEnd
 from penstock.system.measured_times import Measured
@@ -38,6 +38,10 @@ class Build:
                 "prefix hits are given, but no KV memory that could hold prefixes, so what is "
                 "found there cannot be simulated; give kv_tokens, which the engine logs"
             )
+        if self.kv_tokens is not None:
+            block = resolve(self.policy).memory.block_size
+            one = f"one block of {self.policy} has {block}; give what the engine logs"
+            checks.whole("kv_tokens", self.kv_tokens, block, 2**40, "tokens", one)
         if self.max_batch_size is not None:
             reason = "a batch serves at least one request; leave it out where it is not known"
             checks.whole("max_batch_size", self.max_batch_size, 1, MOST_TOKENS, "requests", reason)
@@ -54,30 +58,33 @@ class Build:
 
     def __call__(self, values: Mapping[str, float]) -> tuple[Server, Overhead]:
         """Return the server with the costs and limits among the values; others cost nothing."""
-        costs = {**dict.fromkeys(COST_UNITS, 0.0), **values}
-        places = self.limit("max_batch_size")
-        if "max_batch_size" in values:
-            places = max(round(values["max_batch_size"]), 1)
-        memory = None
+        costs = {**dict.fromkeys(COSTS, 0.0), **values}
         tokens = values.get("kv_tokens", self.kv_tokens)
-        if tokens is not None:
+        overhead = Overhead(costs["overhead"], costs["overhead_per_stream"], costs["idle"])
+        return self.server(batch_time(costs), tokens, values), overhead
+
+    def server(
+        self, batch_time: BatchTime, tokens: float | None, values: Mapping[str, float]
+    ) -> Server:
+        """Return the server of the limits among the values, and so many tokens of KV memory."""
+        memory = None
+        if tokens is not None:  # those that are tried may be too few for a block, or a request
             size = resolve(self.policy).memory.block_size
-            if "kv_tokens" in values:  # that are tried
-                tokens = max(tokens, size)
-            memory = Memory.of_tokens(round(tokens), size)
-            memory = dataclasses.replace(memory, prefix_caching=self.prefix_caching or None)
-        if memory is not None and "kv_tokens" in values:  # one that is tried may be too short
-            memory = dataclasses.replace(memory, too_long="drop")
-        server = Server(
-            batch_time(costs),
+            memory = dataclasses.replace(
+                Memory.of_tokens(max(round(tokens), size), size),
+                prefix_caching=self.prefix_caching or None,
+                too_long="drop",
+            )
+        places = values.get("max_batch_size", self.limit("max_batch_size"))
+        return Server(
+            batch_time,
             self.limit("token_budget"),
-            places,
+            max(round(places), 1),
             self.policy,
             policy_params=self.policy_params or (),
             memory=memory,
             front_end=front_end(values),
         )
-        return server, Overhead(costs["overhead"], costs["overhead_per_stream"], costs["idle"])
 
 
 def front_end(values: Mapping[str, float]) -> FrontEnd | None:

@@ -17,7 +17,7 @@ from penstock.measuring.calibration.judge import hinges_of, judged, unidentified
 from penstock.measuring.calibration.loads import Row, measured, tokens_held
 from penstock.measuring.calibration.posterior import FITTED, Fit, with_intervals
 from penstock.measuring.calibration.predict import requests_of
-from penstock.measuring.calibration.quantities import COST_UNITS
+from penstock.measuring.calibration.quantities import COSTS
 from penstock.measuring.calibration.runs import values_of_runs
 from penstock.measuring.calibration.shape import open_of, possible_shapes, shape_fit
 from penstock.simulation.progress import Progress
@@ -68,7 +68,7 @@ def calibrate(
         ``spread:3``, from the lowest to the highest at equal distances, or ``all``. Also a value
         for each row.
     parameters
-        What to fit, of `COST_UNITS`, ``step`` among them, without ``hardware``. Default: all. Costs
+        What to fit, of `COSTS`, ``step`` among them, without ``hardware``. Default: all. Costs
         that the rows cannot tell rest on their priors.
     token_budget
         Of the server, as it ran (``max_num_batched_tokens``). Default: 8,192 is assumed, as vLLM
@@ -120,16 +120,21 @@ def calibrate(
         engines = set(benchmarks["engine"]) if "engine" in benchmarks.columns else set()
         named = engines.pop() if len(engines) == 1 else None
         policy = named if named in ENGINES else next(iter(ENGINES))
-    build = Build(
-        token_budget, max_batch_size, policy, kv_tokens, dict(policy_params or {}), caches
-    )
+    build = Build(token_budget, max_batch_size, policy, kv_tokens, policy_params or {}, caches)
     rows = list(benchmarks.iter_rows(named=True))
     metrics = FITTED if hardware is None else (*FITTED, "e2e")
     fitted = chosen(rows, fit_rows, metrics)
-    if not any(fitted):
+    to_fit = list(itertools.compress(rows, fitted))
+    if not to_fit:
         raise InputError(
             f"of {len(rows):,} rows none is left to fit: none of those chosen has any of "
             f"{', '.join(metrics)}; choose rows that have, or benchmark with streaming"
+        )
+    longest = max(row["prompt_tokens"] + row["output_tokens"] for row in to_fit)
+    if kv_tokens is not None and kv_tokens < longest:
+        raise InputError(
+            f"kv_tokens is {kv_tokens:,}, but requests of the rows have {longest:,.0f} tokens, so "
+            "none could be served; give what the engine logs"
         )
     if hardware is not None:
         if parameters is not None:
@@ -137,20 +142,20 @@ def calibrate(
                 "parameters are given beside hardware, but to a shape the same few factors are "
                 "always fitted; leave one of them out"
             )
-        fit = shape_fit(rows, fitted, possible_shapes(hardware, build), seed, progress)
+        fit = shape_fit(rows, to_fit, possible_shapes(hardware, build), seed, progress)
     else:
-        fit = cost_fit(rows, fitted, build, _names(parameters), seed, progress)
+        fit = cost_fit(rows, to_fit, build, _names(parameters), seed, progress)
     values_of = values_of_runs(rows, fit, per_run)
     return _calibration(rows, fitted, fit, values_of, per_run, seed, shape=hardware is not None)
 
 
 def _names(parameters: Sequence[str] | None) -> list[str]:
     """Return which costs to fit."""
-    names = list(COST_UNITS if parameters is None else parameters)
+    names = list(COSTS if parameters is None else parameters)
     for name in names:
-        if name not in COST_UNITS:
+        if name not in COSTS:
             asked = checks.shown(name)
-            raise InputError(f"unknown parameter {asked}{nearest(str(name), COST_UNITS)}")
+            raise InputError(f"unknown parameter {asked}{nearest(str(name), COSTS)}")
     if "step" not in names:
         raise InputError(
             f"the parameters {checks.shown(', '.join(names))} are fitted without step, the time "

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import polars as pl
@@ -30,14 +30,7 @@ LESS = 0.05
 """Share by which having no more KV memory than the rows held may lower a limit unwarned."""
 
 _PARTS = {"fitted": True, "judged": False, "all": None}
-
-
 _WORST = pl.max_horizontal(pl.col(f"{name}_error").abs() for name in JUDGED)
-
-
-def _worst_of(row: Mapping[str, Any]) -> str:
-    """Return the metric by which a row is furthest off."""
-    return max(JUDGED, key=lambda name: abs(row[f"{name}_error"] or 0.0))
 
 
 def _of_runs(values_of: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, Quantity]]:
@@ -166,37 +159,35 @@ class Calibration(Shown):
     @computed()
     def missed(self) -> list[str]:
         """The rows that are missed, the worst first: by how much their worst metric is off."""
-        rows = self.rows.filter("missed").sort(_WORST, descending=True)
         words = []
-        for row in rows.iter_rows(named=True):
-            metric, which = _worst_of(row), self._named(row)
-            if row["fitted"]:
-                which.append("used to fit")
+        for row, names, metric, error in self._off(pl.col("missed")):
             predicted, known = (
                 time_shown(metric, row[f"{metric}_{kind}"]) for kind in ("predicted", "measured")
             )
+            which = ", ".join([*names, "used to fit"] if row["fitted"] else names)
             words.append(
-                f"row {row['row']} ({', '.join(which)}): {METRICS[metric].lower()} off by "
-                f"{row[f'{metric}_error']:+,.0%} (predicted {predicted}, measured {known})"
+                f"row {row['row']} ({which}): {METRICS[metric].lower()} off by {error} "
+                f"(predicted {predicted}, measured {known})"
             )
         return words
-
-    def _named(self, row: Mapping[str, Any]) -> list[str]:
-        """Return which row of the benchmarks it is."""
-        several = self.rows["run"].n_unique() > 1
-        return [row["run"], row["shape"], row["load"]][not several :]
 
     @property
     def met_roughly(self) -> list[str]:
         """The rows that were used to fit and are off all the same, the worst first."""
-        off = pl.col("fitted") & ~pl.col("missed") & (_WORST > ROUGHLY)
-        rows = self.rows.filter(off).sort(_WORST, descending=True)
-        words = []
-        for row in rows.iter_rows(named=True):
-            metric = _worst_of(row)
-            error = f"{METRICS[metric].lower()} {row[f'{metric}_error']:+,.0%}"
-            words.append(f"row {row['row']} ({', '.join(self._named(row))}) {error}")
-        return words
+        return [
+            f"row {row['row']} ({', '.join(names)}) {METRICS[metric].lower()} {error}"
+            for row, names, metric, error in self._off(
+                pl.col("fitted") & ~pl.col("missed") & (_WORST > ROUGHLY)
+            )
+        ]
+
+    def _off(self, which: pl.Expr) -> Iterator[tuple[dict[str, Any], list[str], str, str]]:
+        """Yield some rows, the worst first, with their names, worst metric and its error."""
+        several = self.rows["run"].n_unique() > 1
+        for row in self.rows.filter(which).sort(_WORST, descending=True).iter_rows(named=True):
+            metric = max(JUDGED, key=lambda name: abs(row[f"{name}_error"] or 0.0))
+            names = [row["run"], row["shape"], row["load"]][not several :]
+            yield row, names, metric, f"{row[f'{metric}_error']:+,.0%}"
 
     @computed()
     def warnings(self) -> list[str]:

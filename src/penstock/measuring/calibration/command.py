@@ -110,12 +110,9 @@ def _hardware(
 ) -> dict[str, Any] | None:
     """Return what a scenario's ``hardware`` would say; None: no model is given."""
     said = {
-        "model": model,
-        "gpu": gpu,
-        "tensor_parallel": tp,
-        "precision": precision,
-        "kv_precision": kv_precision,
-    }
+        "model": model, "gpu": gpu, "tensor_parallel": tp,
+        "precision": precision, "kv_precision": kv_precision,
+    }  # fmt: skip
     given = {name: value for name, value in said.items() if value is not None}
     if given and (model is None or gpu is None):
         raise InputError(

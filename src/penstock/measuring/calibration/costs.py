@@ -9,7 +9,7 @@ from penstock.measuring.calibration.limits import LIMITS, limited, no_limit_seen
 from penstock.measuring.calibration.loads import Row, measured, saturated
 from penstock.measuring.calibration.posterior import FITTED, Fit, as_sent, fit_of, widened
 from penstock.measuring.calibration.priors import Prior, cost_priors
-from penstock.measuring.calibration.quantities import COST_UNITS
+from penstock.measuring.calibration.quantities import COSTS
 from penstock.simulation.progress import Progress, counting
 
 _LIKELY = 1.0  # logarithm of odds from which on a further cost is believed
@@ -19,14 +19,13 @@ _FITS, _ROUNDS = 3, 6  # that are usual, for the progress bar
 
 def cost_fit(
     rows: Sequence[Row],
-    fitted: Sequence[bool],
+    to_fit: Sequence[Row],
     build: Build,
     names: Sequence[str],
     seed: int,
     progress: Progress | None,
 ) -> Fit:
     """Fit costs to all runs together, and what else holds requests back."""
-    to_fit = [row for row, use in zip(rows, fitted, strict=True) if use]
     if not all(any(measured(row, metric) for row in to_fit) for metric in FITTED):
         raise InputError(
             f"{len(to_fit)} rows to fit have no inter-token latency or no time to first token, so "
@@ -38,11 +37,11 @@ def cost_fit(
     simple = priors.only(asked.keys() - _MORE)
     sent = as_sent(to_fit, build, simple, seed)
     server, _ = build(simple.values(simple.normal.mean))
-    step = counting(progress, _FITS * _ROUNDS * (len(asked) + 2))
     budget, ahead = build.limit("token_budget"), bool(server.policy.batching.ahead)
+    step = counting(progress, _FITS * _ROUNDS * (len(asked) + 2))
     start = solution_of(to_fit, list(simple.of), simple.normal, ahead=ahead, token_budget=budget)
     fit = fit_of(sent, build, simple, step, start)
-    held = dict.fromkeys((name for name in COST_UNITS if name not in names), "not asked for")
+    held = dict.fromkeys((name for name in COSTS if name not in names), "not asked for")
     places = build.limit("max_batch_size")
     possible = [name for name in LIMITS if name in names]
     if build.kv_tokens is not None:

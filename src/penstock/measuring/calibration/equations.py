@@ -29,23 +29,13 @@ from penstock.measuring.calibration.loads import (
 )
 
 LINEAR = (
-    "step",
-    "per_token",
-    "overhead",
-    "per_request",
-    "decode_attention",
-    "per_token_below",
-    "overhead_per_stream",
-    "self_attention",
-    "with_prefill",
-    "idle",
-)
+    "step", "per_token", "overhead", "per_request", "decode_attention", "per_token_below",
+    "overhead_per_stream", "self_attention", "with_prefill", "idle",
+)  # fmt: skip
 """Parameters that equations are linear in: the columns of their matrix."""
 
 _FARTHEST = 8.0  # standard deviations of its prior that a cost may be away
-_OFF = (
-    0.02  # relative error of an equation that weighs as much as one standard deviation of a prior
-)
+_OFF = 0.02  # error of an equation that weighs as much as one standard deviation of a prior
 
 
 def solution_of(

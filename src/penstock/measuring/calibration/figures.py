@@ -2,15 +2,11 @@
 
 import polars as pl
 
-from penstock.measuring.calibration.calibration import Calibration
+from penstock.measuring.calibration.calibration import METRICS, Calibration
+from penstock.measuring.calibration.quantities import SHOWN
 from penstock.show.page import Figure
 from penstock.show.plot import COLOURS, Axis, By, Chart, limit, mark, plot
 
-_SHOWN = {
-    "ttft": ("Time to first token", "ms", 1e3),
-    "itl": ("Inter-token latency", "ms", 1e3),
-    "e2e": ("End to end", "s", 1.0),
-}
 _LOOKS = {"used to fit": (COLOURS[1], "diamond"), "not used": (COLOURS[0], "circle")}
 _KINDS = By("rows", _LOOKS, "Rows", "color shape")
 _FARTHEST = 0.5  # relative error that the axis reaches
@@ -19,8 +15,8 @@ _FARTHEST = 0.5  # relative error that the axis reaches
 def calibration_figures(answer: Calibration) -> list[Figure]:
     """Draw predicted over measured times, and errors by load where it was measured."""
     charts = {
-        f"{words} of each row: predicted over measured.": _predicted(rows, metric)
-        for metric, (words, _, _) in _SHOWN.items()
+        f"{METRICS[metric]} of each row: predicted over measured.": _predicted(rows, metric)
+        for metric in SHOWN
         if (rows := _rows(answer, metric).drop_nulls("predicted")).height
     }
     caption = "Points on the line are predicted exactly."
@@ -28,7 +24,7 @@ def calibration_figures(answer: Calibration) -> list[Figure]:
     figures = [Figure("predicted_over_measured", title, charts, caption=caption)]
     if answer.rows["requests_per_s_measured"].count():
         charts = {
-            f"{_SHOWN[metric][0]}: relative error of each row by its load.": _errors(answer, metric)
+            f"{METRICS[metric]}: relative error of each row by its load.": _errors(answer, metric)
             for metric in ("ttft", "itl")
         }
         caption = "Errors beyond 50% stand at the edge; above a load of 1 requests queue."
@@ -38,7 +34,7 @@ def calibration_figures(answer: Calibration) -> list[Figure]:
 
 def _predicted(rows: pl.DataFrame, metric: str) -> Chart:
     """Draw each row as a point, log axes, and the line of no error."""
-    title, unit, per = _SHOWN[metric]
+    unit, per = SHOWN[metric]
     rows = rows.with_columns(pl.col("measured", "predicted") * per)
     both = [*rows["measured"], *rows["predicted"]]
     ends = min(both) * 0.8, max(both) * 1.25
@@ -50,7 +46,7 @@ def _predicted(rows: pl.DataFrame, metric: str) -> Chart:
         x=Axis(f"Measured ({unit})", log=True, domain=ends, ticks=5),
         y=Axis(f"Predicted ({unit})", log=True, domain=ends, ticks=5),
         size=(260, 260),
-        title=title,
+        title=METRICS[metric],
     )
 
 
@@ -67,7 +63,7 @@ def _errors(answer: Calibration, metric: str) -> Chart:
         x=Axis("Requests/s over what the server carries"),
         y=Axis("Predicted / measured - 1", kind="error"),
         size=(330, 260),
-        title=f"{_SHOWN[metric][0]}: error by load",
+        title=f"{METRICS[metric]}: error by load",
     )
 
 

@@ -31,9 +31,7 @@ JUDGED = ("ttft", "itl", "e2e", "requests_per_s")
 UNSURE = 0.6
 """Share of the prior's standard deviation: a cost that stays less certain is not identified."""
 
-_LENGTHS = (
-    1.2  # factor beyond the lengths of the fitted rows at which a prediction hinges on priors
-)
+_LENGTHS = 1.2  # factor beyond those of the fitted rows at which a prediction hinges on priors
 _HINGES = {
     "prompt": ("per_token", "per_token_below", "self_attention", "with_prefill", "overhead"),
     "context": ("decode_attention",),

@@ -88,19 +88,20 @@ def limited(free: Fit, places: int, possible: Sequence[str], step: Callable[[], 
     taken = fits[by_cost[0]]
     alike = [name for name in by_cost if fits[name].posterior.cost - taken.posterior.cost <= _SURE]
     words = [f"as if {_LIMITS[name].words(fits[name].values)}" for name in alike]
-    if len(words) > 1:
-        return taken._replace(
-            warning=f"rows wait {', or '.join(words)}: they cannot tell which, and the likeliest "
-            "is taken. Give what you know; other lengths hinge on it"
-        )
-    if "max_batch_size" in alike:
-        return taken._replace(warning=f"rows wait {words[0]}, fewer than {places:,}")
     outputs = [row["output_tokens"] for row, _ in free.sent]
-    if "front_end" in alike and max(outputs) < _ONE_LENGTH * min(outputs):
+    warning = None
+    if len(words) > 1:
+        warning = (
+            f"rows wait {', or '.join(words)}: they cannot tell which, and the likeliest is taken. "
+            "Give what you know; other lengths hinge on it"
+        )
+    elif "max_batch_size" in alike:
+        warning = f"rows wait {words[0]}, fewer than {places:,}"
+    elif "front_end" in alike and max(outputs) < _ONE_LENGTH * min(outputs):
         seconds = taken.values["front_end"] + taken.values["front_end_per_token"] * outputs[0]
-        return taken._replace(
-            warning=f"a front end works {quantity('front_end', seconds)} on a request with "
+        warning = (
+            f"a front end works {quantity('front_end', seconds)} on a request with "
             f"{outputs[0]:,.0f} output tokens; what of that each token takes is not told by one "
             "output length, so half is assumed: fit rows of another, too"
         )
-    return taken
+    return taken._replace(warning=warning)

@@ -114,19 +114,13 @@ def cost_priors(shortest_s: float) -> Priors:
         ),
         "knee": Prior(200, 2, "tokens that accelerators compute while they read the weights"),
         "per_request": Prior(
-            shortest_s / 400,
-            4,
-            "sampling and scheduling take tens of us beside steps of 5 to 10 ms",
+            shortest_s / 400, 4, "sampling and scheduling take tens of us, steps 5 to 10 ms"
         ),
         "decode_attention": Prior(
-            shortest_s * 8e-6,
-            4,
-            "a token's keys and values are 2 to 40 millionths of the weights of 7B to 70B models",
+            shortest_s * 8e-6, 4, "keys and values are 2 to 40 millionths of the weights"
         ),
         "self_attention": Prior(
-            shortest_s * 1.2e-7,
-            3,
-            "beside a token's linear layers, 1 / (12 hidden size) for each token before it",
+            shortest_s * 1.2e-7, 3, "beside linear layers 1 / (12 hidden size) of a token"
         ),
         "with_prefill": Prior(
             shortest_s / 10, 3, "launches of kernels that CUDA graphs save decodes"

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock import checks
 from penstock.checks import shown
 from penstock.document import parsed
 from penstock.errors import InputError, nearest
-from penstock.measuring.calibration.build import USUAL, Build, front_end
+from penstock.measuring.calibration.build import USUAL, Build
 from penstock.measuring.calibration.limits import limited, no_limit_seen
 from penstock.measuring.calibration.loads import Row
 from penstock.measuring.calibration.posterior import NOISE_90, Fit, as_sent, fit_of
@@ -22,7 +21,6 @@ from penstock.scenario.server import HardwareSection
 from penstock.simulation.progress import Progress, counting
 from penstock.system.batch_time import Composition
 from penstock.system.engines import ENGINES, without_version
-from penstock.system.memory import Memory
 from penstock.system.models.adjusted import Adjustment
 from penstock.system.models.served import ServedModel
 from penstock.system.server import Server
@@ -51,36 +49,17 @@ class ShapeBuild(Build):
 
     @functools.cached_property
     def kv_of_shape(self) -> int:
-        """The tokens that KV memory holds: as given, or what the GPUs leave."""
-        if self.kv_tokens is not None:
-            block = ENGINES[self.policy].memory.block_size
-            one = f"one block of {self.policy} has {block}; give what the engine logs"
-            return checks.whole("kv_tokens", self.kv_tokens, block, 2**40, "tokens", one)
+        """The tokens of KV memory that the GPUs leave."""
         gpu, engine = self.served.on_gpus, ENGINES[self.served.engine]
         return gpu.kv_tokens(engine, self.limit("token_budget")).tokens
 
     def __call__(self, values: Mapping[str, float]) -> tuple[Server, Overhead]:
         """Return the server with these values; given KV tokens are what they are."""
         adjustment = Adjustment(**{name: values[name] for name in PARAMETERS})
-        tokens = self.kv_of_shape
-        if self.kv_tokens is None:
-            tokens = round(tokens * values["kv_memory"])
-        block_size = ENGINES[self.policy].memory.block_size
-        memory = dataclasses.replace(
-            Memory.of_tokens(max(tokens, block_size), block_size),
-            prefix_caching=self.prefix_caching or None,
-            too_long="drop",
-        )
-        server = Server(
-            adjustment.of(self.shape),
-            self.limit("token_budget"),
-            self.limit("max_batch_size"),
-            self.policy,
-            policy_params=self.policy_params or (),
-            memory=memory,
-            front_end=front_end(values),
-        )
-        return server, Overhead(values["overhead"])
+        tokens = self.kv_tokens
+        if tokens is None:
+            tokens = round(self.kv_of_shape * values["kv_memory"])
+        return self.server(adjustment.of(self.shape), tokens, values), Overhead(values["overhead"])
 
 
 def possible_shapes(hardware: Mapping[str, Any], build: Build) -> list[ShapeBuild]:
@@ -113,20 +92,13 @@ def _served(section: HardwareSection, engine: str, kv_precision: str | None) -> 
 
 def shape_fit(
     rows: Sequence[Row],
-    fitted: Sequence[bool],
+    to_fit: Sequence[Row],
     builds: Sequence[ShapeBuild],
     seed: int,
     progress: Progress | None,
 ) -> Fit:
     """Return what rows say of a shape; of builds by KV precision the first is as published."""
-    to_fit = [row for row, use in zip(rows, fitted, strict=True) if use]
-    longest = max(row["prompt_tokens"] + row["output_tokens"] for row in to_fit)
     kv_tokens = builds[0].kv_tokens
-    if kv_tokens is not None and kv_tokens < longest:
-        raise InputError(
-            f"kv_tokens is {kv_tokens:,}, but requests of the rows have {longest:,.0f} tokens, so "
-            "none could be served; give what the engine logs"
-        )
     priors = shape_priors(builds[0].policy)
     if kv_tokens is not None:
         priors = priors.only(set(priors.of) - {"kv_memory"})

@@ -6,37 +6,10 @@ from typing import Any
 from penstock.measuring.calibration.calibration import LESS, METRICS, Calibration
 from penstock.measuring.calibration.figures import calibration_figures
 from penstock.measuring.calibration.judge import MISSED
-from penstock.measuring.calibration.quantities import ALL_UNITS, quantity
+from penstock.measuring.calibration.quantities import PARAMETERS, SHOWN, quantity
 from penstock.show.answers import page_of
 from penstock.show.page import MOST_LINES, Fact, Line, Page, Section, Table
 from penstock.words import counted, sentence, share
-
-# What each parameter is the cost of.
-_MEANINGS = {
-    "step": "a batch, whatever is in it",
-    "per_token": "a token in a batch",
-    "per_token_below": "one of the first tokens, up to the knee",
-    "knee": "tokens from which on each costs more",
-    "per_request": "a request in a batch",
-    "decode_attention": "a token before a decode",
-    "self_attention": "a pair of prompt tokens",
-    "with_prefill": "a batch with prompts, beside",
-    "overhead": "beside the engine, until the first token",
-    "overhead_per_stream": "beside the engine, for each other request that streams",
-    "idle": "beside the engine, where nobody else is there",
-    "kv_tokens": "what the KV memory holds",
-    "max_batch_size": "requests that run at most",
-    "front_end": "before the engine, one request after another",
-    "front_end_per_token": "there, for each token that it will put out",
-    "small_batches": "time of batches of up to 8 tokens",
-    "medium_batches": "of 64 tokens, attention aside",
-    "large_batches": "of 2,048 tokens and more, attention aside",
-    "decode_kernel": "attention of decodes",
-    "prompt_kernel": "attention of prompts",
-    "host": "a batch outside the model: composing it, the gap before it",
-    "per_stream": "a request in a batch, on the host",
-    "kv_memory": "tokens that the KV memory holds",
-}
 
 _HEADS = {
     "ttft": "TTFT",
@@ -47,8 +20,6 @@ _HEADS = {
     "e2e_p99": "p99 E2E",
 }
 _IN_HEAD = {"ttft": "first token", "itl": "per token", "e2e": "whole call"}
-# Metrics of each row, with their units and how many there are in a second.
-_SHOWN = (("ttft", "ms", 1e3), ("itl", "ms", 1e3), ("e2e", "s", 1.0))
 
 _MOST_MISSED = 8  # rows that are named in full
 
@@ -145,7 +116,7 @@ def _parameters(answer: Calibration) -> list[Fact]:
     """Return what was fitted with its unit and meaning, then what was not, and why."""
     facts = [
         Fact(name, quantity(name, answer.values[name]), _meaning(answer, name))
-        for name in ALL_UNITS
+        for name in PARAMETERS
         if name in answer.values
     ]
     own = sorted(values.get("overhead", 0.0) * 1e3 for values in answer.values_of.values())
@@ -157,9 +128,10 @@ def _parameters(answer: Calibration) -> list[Fact]:
 
 def _meaning(answer: Calibration, name: str) -> str:
     """Return what a parameter is the cost of, with its interval if rows do not identify it."""
+    *_, meaning = PARAMETERS[name]
     if name not in answer.unidentified:
-        return _MEANINGS[name]
-    return f"{_MEANINGS[name]}; assumed within {answer.interval(name)}"
+        return meaning
+    return f"{meaning}; assumed within {answer.interval(name)}"
 
 
 def _errors(answer: Calibration) -> Table:
@@ -194,7 +166,9 @@ def _errors(answer: Calibration) -> Table:
 def _rows(answer: Calibration) -> Table:
     """Lay out what was measured, what was predicted, and by how much it is off."""
     heads = [
-        f"{_HEADS[metric]}\n{part}" for metric, unit, _ in _SHOWN for part in (unit, "model", "off")
+        f"{_HEADS[metric]}\n{part}"
+        for metric, (unit, _) in SHOWN.items()
+        for part in (unit, "model", "off")
     ]
     by_load = answer.rows.sort("shape", "requests_per_s_measured", maintain_order=True)
     rows = [
@@ -220,7 +194,7 @@ def _rows(answer: Calibration) -> Table:
 def _times(row: Mapping[str, Any]) -> list[str]:
     """Return what was measured, what was predicted, and the error, of each metric."""
     cells = []
-    for metric, _, per in _SHOWN:
+    for metric, (_, per) in SHOWN.items():
         values = (row[f"{metric}_measured"], row[f"{metric}_predicted"])
         cells += ["-" if value is None else f"{value * per:,.4g}" for value in values]
         error = row[f"{metric}_error"]
