@@ -22,7 +22,7 @@ TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 STABLE_WORKLOAD = ps.Workload.poisson(rate=10.0, prompt=129, output=112)
 STABLE_SERVER = ps.Server(TP1, 1024)
 LIMITED_SERVER = ps.Server(TP1, 1024, 100)
-"""For 129/112 its region reaches to 12.6 requests/s, the drift certificate to 8.4."""
+"""For 129/112 its region reaches to 12.6 requests/s, the drift certificate to 10.7."""
 
 
 def test_where_every_hypothesis_holds_it_says_stable() -> None:
@@ -38,7 +38,8 @@ def test_under_a_max_batch_size_weights_that_drain_every_batch_say_stable() -> N
     assert certificate.verdict == "stable"
     assert certificate.theorem == DRIFT
     assert [h.name for h in certificate.hypotheses] == [
-        "i.i.d. arrivals", "i.i.d. lengths", "bounded lengths", "every batch under a backlog drains",
+        "i.i.d. arrivals", "i.i.d. lengths", "bounded lengths", "work-conserving policy",
+        "every batch under a backlog drains",
     ]  # fmt: skip
     assert all(h.held and h.checked for h in certificate.hypotheses)
 
@@ -63,9 +64,9 @@ BROKEN = {
     "i.i.d. lengths": (_recorded(), STABLE_SERVER),
     "bounded lengths": (ps.Workload.poisson(10.0, 129, ps.Geometric(112)), STABLE_SERVER),
     "work-conserving policy": (STABLE_WORKLOAD, STABLE_SERVER.with_policy("vllm-vanilla")),
-    "max batch size never binds": (STABLE_WORKLOAD.with_rate(9.0), LIMITED_SERVER),
+    "max batch size never binds": (STABLE_WORKLOAD.with_rate(11.5), LIMITED_SERVER),
     "full batches carry the load": (STABLE_WORKLOAD.with_rate(8.0), ps.Server(TP1, 129)),
-    "every batch under a backlog drains": (STABLE_WORKLOAD.with_rate(9.0), LIMITED_SERVER),
+    "every batch under a backlog drains": (STABLE_WORKLOAD.with_rate(11.5), LIMITED_SERVER),
 }
 
 
@@ -162,7 +163,12 @@ def test_the_drift_certificate_needs_no_claim_about_a_users_policy() -> None:
     certificate = ps.certify(workload, LIMITED_SERVER.with_policy(unlabelled))
     assert certificate.verdict == "stable"
     assert all(h.checked for h in certificate.hypotheses)
-    assert certificate.certified_rate == pytest.approx(ps.certify(workload, LIMITED_SERVER).certified_rate)
+    known = ps.certify(workload, LIMITED_SERVER).certified_rate
+    assert certificate.certified_rate is not None
+    assert known is not None
+    assert (
+        0.7 * known < certificate.certified_rate < known
+    )  # which ends more prompts than those that nothing is known of
 
 
 def test_arrivals_of_the_users_own_are_i_i_d_on_the_users_word() -> None:

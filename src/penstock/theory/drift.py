@@ -3,41 +3,58 @@ drains it.
 
 Theorem (Foster, weighted tokens). Let arrivals be renewals of rate lambda, lengths i.i.d. and
 bounded, m_p and m_d the mean prefill and decode tokens of a request, in the server's convention. If
-there are w_p, w_d > 0 and eps > 0 with
+there are w_p, w_d > 0, w_f >= 0 and eps > 0 with
 
-    w_p x + w_d y  >=  (lambda (w_p m_p + w_d m_d) + eps) t_{x+y}
+    w_p x + w_d y + w_f f  >=  (lambda (w_p m_p + w_d m_d + w_f) + eps) t_{x+y}
 
-for every batch (x, y) that the policy forms while at least L requests are in the system, the queues
-stay finite.
+for every batch that the policy forms while at least L requests are in the system, of x prefill and
+y decode tokens, in which f prompts end, the queues stay finite.
 
-Proof. Let V = w_p W_p + w_d W_d, with W_p and W_d the prefill and decode tokens yet to be processed
-of every request in the system: those of waiting prompts, and decodes to come after a prefill,
-included. As lengths are bounded, there is an M such that V > M means at least L requests. Fix s > 0
-and follow the batches that start within s seconds, the last ending before s + t_max, with t_min and
-t_max the least and the greatest batch time. There are at most s / t_min + 1 of them, and each takes
-away a bounded amount, so from V > M' (M' = M plus what they can take) all of them are formed under
-a backlog. They take at least (lambda (w_p m_p + w_d m_d) + eps) s from V. At most N arrivals in s +
-t_max seconds add w_p m_p + w_d m_d each on average (Wald), and E[N] <= 1 + U(s + t_max), whatever
-the age of the gap at the start, with U the renewal function. U(s) / s -> lambda, so for large s the
-mean change of V is below -1, from every state with V > M'. By Foster's criterion V returns to {V <=
-M'}, a bounded queue, in finite mean time. Batch times that are random with mean t_b, drawn anew for
-each batch from a bounded range, change nothing.
+Proof. Let V = w_p W_p + w_d W_d + w_f F, with W_p and W_d the prefill and decode tokens yet to be
+processed of every request in the system: those of waiting prompts, and decodes to come after a
+prefill, included; and F the prompts that have not ended. As lengths are bounded, there is an M such
+that V > M means at least L requests. Fix s > 0 and follow the batches that start within s seconds,
+the last ending before s + t_max, with t_min and t_max the least and the greatest batch time. There
+are at most s / t_min + 1 of them, and each takes away a bounded amount, so from V > M' (M' = M plus
+what they can take) all of them are formed under a backlog. They take at least (lambda (w_p m_p +
+w_d m_d + w_f) + eps) s from V. At most N arrivals in s + t_max seconds add w_p m_p + w_d m_d + w_f
+each on average (Wald), and E[N] <= 1 + U(s + t_max), whatever the age of the gap at the start, with
+U the renewal function. U(s) / s -> lambda, so for large s the mean change of V is below -1, from
+every state with V > M'. By Foster's criterion V returns to {V <= M'}, a bounded queue, in finite
+mean time. Batch times that are random with mean t_b, drawn anew for each batch from a bounded
+range, change nothing.
 
 Where batches take longer for what is in them (`penstock.theory.attention`), let t_{x+y} be the time
-by token load, with `per_request` and `with_prefill` more where x > 0. Let w_p x + w_d y >= t_{x+y}
-for all those batches. Let V be
+by token load, with `per_request` and `with_prefill` more where x > 0. Let w_p x + w_d y + w_f f
+>= t_{x+y} for all those batches. Let V be
 
-    V = w_p W_p + w_d W_d + (the most that the attention of what is left may take).
+    V = w_p W_p + w_d W_d + w_f F + (the most that the attention of what is left may take).
 
-Each batch takes away at least as many seconds as it lasts, and lambda (w_p m_p + w_d m_d + A+)
-arrive per second, A+ the most that the attention of a mean request may take. So below 1 the queues
-stay finite, as before.
+Each batch takes away at least as many seconds as it lasts, and lambda (w_p m_p + w_d m_d + w_f +
+A+) arrive per second, A+ the most that the attention of a mean request may take. So below 1 the
+queues stay finite, as before.
 
-Which batches a backlog leads to is enumerated: every queue that a policy may see while L requests
-are in the system, and what the policy and the server make of it. Under a max batch size k in scope
-``running``, d decoding requests leave k - d prompts to be seen, so such queues are finitely many,
-for a policy of the user's own too. Elsewhere queues grow without limit, and only the policies of
-the paper are known to look no further than their limits.
+Which batches a backlog leads to is known in two ways.
+
+*Full or all.* A scheduler that fills a budget of b tokens whenever what waits allows it, and lets
+in up to B requests as places are free (`vllm`, `sarathi`, `orca`), forms while at least B are in
+the system either a batch of b tokens, or one that has all B that hold a place, each with a decode
+or with all that is left of its prompt. So x + y = b with at most B - 1 decodes (b, where B >= b),
+or y + f = B, x >= f. Of these count the ends of each line: f = 0 in a full batch with the fewest
+and the most decodes; B decodes; and for each load below b one prompt that ends, or as many as the
+load allows. The order of service does not matter. Where a batch is composed a step ahead, a request
+holds its place for one batch after its end, in which it may have a token or none. That is a decode
+more of each, so m_d + 1 takes the place of m_d, and as the batch may be smaller than what is
+counted, the most that any smaller one takes that of t.
+
+*One by one.* Every queue that a policy of the paper, or of the user's own, may see while L requests
+are in the system is tried, and what the policy and the server make of it; f counts for nothing.
+Under a max batch size k in scope ``running``, d decoding requests leave k - d prompts to be seen,
+so such queues are finitely many. Elsewhere queues grow without limit, and only the policies of the
+paper are known to look no further than their limits.
+
+The weights are those with the highest rate, by a linear program; where both ways are open, the
+better one.
 """
 
 import dataclasses
@@ -62,7 +79,7 @@ from penstock.kernel.signatures import (
     Queue,
 )
 from penstock.system.server import Server
-from penstock.theory.attention import attention, beside_prefill, slowed
+from penstock.theory.attention import attention, attention_of_a_decode, beside_prefill, slowed
 from penstock.workload.lengths import Lengths
 
 MOST_QUEUES = 50_000_000
@@ -70,6 +87,7 @@ MOST_QUEUES = 50_000_000
 
 _NO_LIMIT = 2**40
 _LEAST_SHARE = 1e-9  # of either phase in the weight of a request: both weights are positive
+_NONE = (0.0, 0.0, 0.0)
 _FORMED, _IDLE, _NEGATIVE = 0, 1, 2
 
 
@@ -78,44 +96,58 @@ class Drift:
     """How far the condition certifies a policy."""
 
     certified_rate: float | None  # requests/s below which it holds; None: not tried, or at no rate
-    # w_p and w_d, for which an average request weighs 1.
-    prefill_weight: float
-    decode_weight: float
+    weights: tuple[float, float, float]  # w_p, w_d, w_f, for which an average request weighs 1
     worst: tuple[int, int]  # (prefill, decode) tokens of the batch that drains least
     why: str
+    fills: bool = False  # by what work-conserving schedulers do
 
 
 @cached(32)
-def drift(lengths: Lengths, server: Server) -> Drift:
-    """Find the weights under which a backlog drains at the highest rate."""
-    # With w = (a / m_p, (1 - a) / m_d) a request weighs 1, and a batch drains f(a) = (w_p x + w_d
-    # y) / t requests/s. The certified rate is the largest over a of the least f over the batches,
-    # and with attention 1 / (1 / f + A+).
+def drift(
+    lengths: Lengths, server: Server, *, by_arrival: bool = True, wasteful: bool = False
+) -> Drift:
+    """Find the weights under which a backlog drains at the highest rate.
+
+    ``by_arrival``: requests are served in that order. ``wasteful``: they may have a token after
+    their end that nobody foresees.
+    """
+    fills = full_or_all(server)
+    if not (by_arrival or fills):
+        return Drift(None, _NONE, (0, 0), f"{server.policy.name} does not serve as requests come")
     try:
-        fewest, most = backlog_batches(lengths, server)
+        contents, seconds = backlog(lengths, server, by_arrival=by_arrival)
     except _Unknown as unknown:
-        return Drift(None, 0.0, 0.0, (0, 0), str(unknown))
-    # Of the batches of each token load those with the fewest and the most decodes count.
-    loads = np.flatnonzero(most >= 0)
-    load = np.tile(loads, 2)
-    decode = np.concatenate([fewest[loads], most[loads]])
-    lengthened = np.tile(fewest[loads] < loads, 2) * beside_prefill(server.batch_time)
-    seconds = server.batch_time.by_tokens(load) + lengthened
+        return Drift(None, _NONE, (0, 0), str(unknown))
+    # With shares a of the weight of a mean request, w = a / means, a batch drains f(a) = (w_p x +
+    # w_d y + w_f f) / t requests/s. The certified rate is the largest over a of the least f over
+    # the batches, and with attention 1 / (1 / f + A+).
+    from scipy.optimize import linprog  # takes a while to load, and few servers need it
+
     prompt = lengths.mean_prompt
     decodes = server.tokens_per_request(prompt, lengths.mean_output) - prompt
-    by_prefill = (load - decode) / prompt / seconds
-    if decodes > 0:
-        by_decode = decode / decodes / seconds
-        share = _best_share(by_prefill, by_decode)
-        weights = share / prompt, (1 - share) / decodes
-    else:  # engines have nothing to decode of outputs of one token
-        by_decode, share = by_prefill, 1.0
-        weights = 1 / prompt, 1 / prompt
-    drained = share * by_prefill + (1 - share) * by_decode
+    means = np.array([prompt, decodes + (fills and server.policy.batching.ahead), 1.0])
+    worth = np.divide(contents, means, out=np.zeros_like(contents), where=means > 0)
+    seconds = seconds + (contents[:, 0] > 0) * beside_prefill(server.batch_time)
+    rates = worth / seconds[:, None]
+    unit = float(rates.max())
+    least = [_LEAST_SHARE, _LEAST_SHARE, 0.0]
+    program = linprog(
+        [0.0, 0.0, 0.0, -1.0],
+        np.column_stack([-rates / unit, np.ones(seconds.size)]),
+        np.zeros(seconds.size),
+        [[1.0, 1.0, 1.0, 0.0]],
+        [1.0],
+        bounds=[(low, 1.0) for low in least] + [(None, None)],
+    )
+    shares = np.maximum(program.x[:3], least)
+    shares /= shares.sum()
+    drained = rates @ shares
     worst = int(np.argmin(drained))
-    x, y = int(load[worst] - decode[worst]), int(decode[worst])
-
+    x, y = int(contents[worst, 0]), int(contents[worst, 1])
+    weights = np.divide(shares, means, out=np.zeros(3), where=means > 0)
     most_attention = attention(lengths, server).most
+    if wasteful:
+        most_attention += attention_of_a_decode(lengths, server)
     rate = slowed(float(drained[worst]), most_attention)
     enough = "enough"
     if most_attention:
@@ -124,9 +156,76 @@ def drift(lengths: Lengths, server: Server) -> Drift:
         f"of the batches that a backlog leads to, the one of {x:,} prefill and {y:,} decode "
         f"tokens drains least: {enough} for {rate:.4g} requests/s"
     )
-    if rate <= 0:
-        return Drift(None, *weights, (x, y), why)
-    return Drift(rate, *weights, (x, y), why)
+    return Drift(rate if rate > 0 else None, tuple(weights.tolist()), (x, y), why, fills)
+
+
+def backlog(lengths: Lengths, server: Server, *, by_arrival: bool = True) -> tuple[Floats, Floats]:
+    """Return the batches that a backlog leads to, of which some drain least under any weights.
+
+    Prefill and decode tokens and ends of prompts of each, shape (batches, 3), and the most that its
+    token load takes, s.
+    """
+    if not full_or_all(server):
+        return _one_by_one(lengths, server)
+    # In order of arrival no more than one prompt is partly done.
+    return _full_or_all(lengths, server, lengths.min_prompt if by_arrival else 1)
+
+
+def full_or_all(server: Server) -> bool:
+    """Return whether its batches are full, or have all requests that hold a place."""
+    return (
+        server.scope == "running"
+        and server.max_batch_size is not None
+        and server.work_conserving is True
+        and server.policy.is_proved
+        and server.memory is None
+        and not server.policy.batching.decodes_beyond
+    )
+
+
+def _full_or_all(lengths: Lengths, server: Server, shortest: int) -> tuple[Floats, Floats]:
+    """Return the batches of such a scheduler that drain least, and what they take."""
+    budget, places = server.token_budget, server.max_batch_size or 0
+    ahead = server.policy.batching.ahead
+    longest = min(lengths.max_prompt or budget, budget)
+    # 1. Full: x tokens are of so many prompts, of which all but one end. Between two numbers of
+    # prompts all lie on a line.
+    prompts = np.arange(1, -(-budget // longest) + 1)
+    fewest = 0 if places >= budget else budget - places + 1
+    x = np.concatenate(
+        [[fewest], (prompts - 1) * longest + 1, np.minimum(prompts * longest, budget)]
+    )
+    x = np.maximum(x, fewest)
+    ends = np.maximum(-(-x // longest) - 1, 0)
+    contents = [np.column_stack([x, budget - x, ends]), np.array([(0, places, 0)])]
+    # 2. All that hold a place: at each load the fewest prompts that end, and the most.
+    loads = np.arange(min(places, budget - 1), budget)
+    beyond = np.maximum(loads - places, 0)
+    few = np.clip(-(-beyond // max(longest - 1, 1)), 1, places)
+    many = np.minimum(places, loads)
+    if shortest > 1:
+        many = np.clip(1 + beyond // (shortest - 1), few, many)
+    for ends in (few, many):
+        contents.append(np.column_stack([ends + beyond, places - ends, ends]))
+    batches = np.concatenate(contents)
+    if not ahead and lengths.max_output == server.outputs_of_prefill:  # nobody decodes
+        batches = batches[batches[:, 1] == 0]
+    table = np.asarray(server.batch_time.by_tokens.table(budget), np.float64)
+    if ahead:
+        table = np.maximum.accumulate(table)
+    seconds = table[np.minimum(batches[:, 0] + batches[:, 1], budget)]
+    return batches.astype(np.float64), seconds
+
+
+def _one_by_one(lengths: Lengths, server: Server) -> tuple[Floats, Floats]:
+    """Return the batches that a policy was seen to form, and what they take."""
+    fewest, most = backlog_batches(lengths, server)
+    # Of the batches of each token load those with the fewest and the most decodes count.
+    loads = np.flatnonzero(most >= 0)
+    load = np.tile(loads, 2)
+    decode = np.concatenate([fewest[loads], most[loads]])
+    contents = np.column_stack([load - decode, decode, np.zeros_like(load)])
+    return contents.astype(np.float64), np.asarray(server.batch_time.by_tokens(load), np.float64)
 
 
 def backlog_batches(lengths: Lengths, server: Server) -> tuple[Ints, Ints]:
@@ -225,29 +324,6 @@ def _queues(lengths: Lengths, server: Server) -> Ints:
     if never_decodes:
         rows = rows[rows[:, 1] == 0]
     return np.asarray(rows)
-
-
-def _best_share(by_prefill: Floats, by_decode: Floats) -> float:
-    """Return the a in (0, 1) that maximises the least of a by_prefill + (1 - a) by_decode."""
-    # The least of lines is concave: it rises along one, then falls along another. Where they cross,
-    # either they are lowest, or a lower line takes the place of one of them.
-    slope = by_prefill - by_decode
-    first, last = _LEAST_SHARE, 1 - _LEAST_SHARE
-    rising, falling = (int(np.argmin(by_decode + share * slope)) for share in (first, last))
-    if slope[rising] <= 0:
-        return first
-    if slope[falling] >= 0:
-        return last
-    while True:
-        share = (by_decode[falling] - by_decode[rising]) / (slope[rising] - slope[falling])
-        drained = by_decode + share * slope
-        lowest = int(np.argmin(drained))
-        if lowest in (rising, falling) or drained[lowest] >= drained[rising] * (1 - 1e-12):
-            return float(share)
-        if slope[lowest] > 0:
-            rising = lowest
-        else:
-            falling = lowest
 
 
 def _form(

@@ -137,17 +137,17 @@ def proof_of(load: Load, asked: Iterable[Hypothesis], *, sound: bool, by_arrival
         return Proof(hypotheses, None)
     if hypotheses[FILLS].held and hypotheses[SLOTS].held:
         return Proof(hypotheses, load.full_batch_rate / load.arrival_rate or None)
-    if not by_arrival:
-        return Proof(hypotheses, None)
     from penstock.theory.drift import drift  # most servers fill their batches
 
     server = load.server
     if server.memory is not None:  # it holds all that may run, so batches are as without a limit
         server = dataclasses.replace(server, memory=None, gpu=None)
-    backlog = drift(load.work.lengths, server)
+    wasteful = load.wasted[1] > 0
+    backlog = drift(load.work.lengths, server, by_arrival=by_arrival, wasteful=wasteful)
     drains = every_batch_drains(load, backlog)
     if drains.held:
-        hypotheses = {name: h for name, h in hypotheses.items() if name not in OF_FULL_BATCHES}
+        instead = set(OF_FULL_BATCHES) - ({FILLS} if backlog.fills else set())
+        hypotheses = {name: h for name, h in hypotheses.items() if name not in instead}
     hypotheses[DRAINS] = drains
     if backlog.certified_rate is None:
         return Proof(hypotheses, None)
