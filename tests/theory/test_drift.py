@@ -1,7 +1,9 @@
 """The drift certificate covers every batch that a backlog leads to, and what it certifies is stable."""
 
 import dataclasses
+import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from penstock.theory.drift import backlog, backlog_batches, drift
 from penstock.theory.region import region
 from penstock.workload.lengths import Empirical, Independent, Length, Lengths
 from tests.own_policies import own_policy
+from tests.saturated import saturated_rate
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 PER_TOKEN = ps.Affine(0.0, 1e-3)
@@ -151,7 +154,28 @@ def test_its_weights_drain_every_batch_at_the_certified_rate_and_no_others_drain
         assert other.min() <= drained * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("policy", ["vllm", "sarathi", "orca"])
+def worths(server: ps.Server, drawn: Any, declared: Any, weights: Any) -> np.ndarray:
+    """Return what each batch of a flood takes from a backlog in a second, while all places are held."""
+    workload = ps.Workload.from_arrays(np.zeros(drawn[0].size), *drawn, declared=declared)
+    run = ps.simulate(workload, server, record="batches")
+    start, x, y, lasted = (
+        run.batches[name].to_numpy() for name in ("start_ns", "prefill_tokens", "decode_tokens", "duration_ns")
+    )
+    first, finish = (run.requests[name].to_numpy() for name in ("first_token_ns", "finish_ns"))
+
+    def at(times: np.ndarray, when: np.ndarray) -> np.ndarray:
+        times = np.sort(times)
+        return np.searchsorted(times, when, "right") - np.searchsorted(times, when, "left")
+
+    # A foreseen end is not in the batch composed before it, but holds a place; others are, for a token that nobody
+    # needs.
+    foreseen = finish if declared is None else finish[declared == drawn[1]]
+    ends, held = at(first, start + lasted), at(foreseen, start) * server.policy.batching.ahead
+    crowded = finish.size - np.searchsorted(np.sort(finish), start, side="right") >= (server.max_batch_size or 0)
+    return (np.column_stack([x, y + held, ends]) @ weights / (lasted / 1e9))[crowded]
+
+
+@pytest.mark.parametrize("policy", ["vllm", "sarathi", "orca", "tensorrt-llm"])
 @given(
     budget=st.integers(2, 60),
     slots=st.integers(1, 40),
@@ -176,34 +200,18 @@ def test_every_batch_of_a_work_conserving_backlog_is_worth_its_time(
 ) -> None:
     """In the weights of the certificate; a request that ended with the batch before may still hold its place."""
     slots = min(slots, budget)
-    settings_of = {"async_scheduling": ahead} if policy == "vllm" else ()
-    server = ps.Server(
-        TP1, budget, slots, policy, policy_params=settings_of, order=order if policy == "vllm" else "fcfs"
-    )
+    of = {"vllm": {"async_scheduling": ahead}, "tensorrt-llm": {"chunked_context": True}}
+    order = order if policy == "vllm" else "fcfs"
+    server = ps.Server(TP1, budget, slots, policy, policy_params=of.get(policy, ()), order=order)
+    ahead = server.policy.batching.ahead
     lengths = Independent(length(*prompt), length(*output))
     found = drift(lengths, server, by_arrival=server.order == "fcfs", wasteful=early)
     assert found.fills
     rng = np.random.default_rng(seed)
     drawn = lengths.sample(rng, 6 * (budget + slots))
-    declared = drawn[1] + rng.integers(0, 9, drawn[1].size) if early and policy == "vllm" else None
-    arrivals = np.zeros(drawn[0].size)
-    run = ps.simulate(ps.Workload.from_arrays(arrivals, *drawn, declared=declared), server, record="batches")
-    start, x, y, lasted = (
-        run.batches[name].to_numpy() for name in ("start_ns", "prefill_tokens", "decode_tokens", "duration_ns")
-    )
-    first, finish = (run.requests[name].to_numpy() for name in ("first_token_ns", "finish_ns"))
-
-    def at(times: np.ndarray, when: np.ndarray) -> np.ndarray:
-        times = np.sort(times)
-        return np.searchsorted(times, when, "right") - np.searchsorted(times, when, "left")
-
-    # A foreseen end is not in the batch composed before it; others are, for a token that nobody needs.
-    foreseen = finish if declared is None else finish[declared == drawn[1]]
-    ends, held = at(first, start + lasted), at(foreseen, start) * ahead
-    crowded = finish.size - np.searchsorted(np.sort(finish), start, side="right") >= slots
-    worth = np.column_stack([x, y + held, ends]) @ found.weights / (lasted / 1e9)
+    declared = drawn[1] + rng.integers(0, 9, drawn[1].size) if early and policy not in FOUR else None
     if found.certified_rate is not None:
-        assert worth[crowded].min() >= found.certified_rate * (1 - 1e-6)
+        assert worths(server, drawn, declared, found.weights).min() >= found.certified_rate * (1 - 1e-6)
 
 
 def test_where_every_batch_is_full_it_certifies_what_theorem_1_does() -> None:
@@ -320,3 +328,57 @@ def test_where_the_batches_of_a_backlog_cannot_all_be_tried_it_certifies_nothing
 def test_a_policy_that_the_user_names_after_one_of_the_paper_is_not_taken_for_it() -> None:
     impostor = ps.policy(name="sarathi")(stingy.function)
     assert drift(CHAT, ps.Server(TP1, 64, 32, impostor, "batch")).certified_rate is None
+
+
+def work_conserving_server(seed: int) -> tuple[ps.Workload, ps.Server]:
+    """Draw a server under a max batch size, and what comes to it."""
+    rng = np.random.default_rng([46, seed])
+    budget = int(2 ** rng.uniform(4, 12))
+    slots = max(int(budget * 10 ** rng.uniform(-1.5, 0)), 1)
+    batch_time = rng.choice(
+        [TP1, ps.hardware("llama-2-70b-h100-tp4").batch_time, ps.hardware("qwen3-32b-rtxpro6000-tp2").batch_time]
+    ) if budget <= 2048 else TP1  # fmt: skip
+    policy = str(rng.choice(["vllm", "vllm", "sarathi", "orca"]))
+    settings_of = {"async_scheduling": bool(rng.integers(2))} if policy == "vllm" else ()
+    lengths = [ps.Uniform(*sorted(int(10 ** rng.uniform(0, most)) for _ in range(2))) for most in (3.5, 2.7)]
+    return ps.Workload.poisson(1.0, *lengths), ps.Server(batch_time, budget, slots, policy, policy_params=settings_of)
+
+
+@pytest.mark.slow
+def test_what_is_certified_is_never_more_than_300_servers_carry_under_a_flood() -> None:
+    shares = []
+    for seed in range(300):
+        workload, server = work_conserving_server(seed)
+        certified = ps.certify(workload, server).certified_rate
+        assert certified is not None, seed
+        carried, error = saturated_rate(workload, server)
+        shares.append(certified / carried)
+        assert certified <= carried + 4 * error, seed
+    assert np.median(shares) > 0.8
+
+
+@pytest.mark.slow
+def test_no_sequential_test_contradicts_what_is_certified_of_300_servers() -> None:
+    for seed in range(300, 600):
+        workload, server = work_conserving_server(seed)
+        certified = ps.certify(workload, server).certified_rate
+        assert certified is not None, seed
+        rate = certified * np.random.default_rng(seed).uniform(0.9, 0.99)
+        assert ps.verdict(workload.with_rate(rate), server).verdict != "unstable", seed
+
+
+@pytest.mark.slow
+def test_a_million_batches_of_crowded_servers_are_worth_their_time() -> None:
+    seen = 0
+    for seed in itertools.count():
+        workload, server = work_conserving_server(seed)
+        if not server.batch_time.by_load:  # what attention takes of each batch is not recorded
+            continue
+        found = drift(workload.lengths, server)
+        drawn = workload.lengths.sample(np.random.default_rng(seed), 30 * (server.max_batch_size or 0))
+        worth = worths(server, drawn, None, found.weights)
+        assert found.certified_rate is not None
+        assert worth.min() >= found.certified_rate * (1 - 1e-6), seed
+        seen += worth.size
+        if seen > 1_000_000:
+            break

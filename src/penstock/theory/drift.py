@@ -121,26 +121,13 @@ def drift(
     # With shares a of the weight of a mean request, w = a / means, a batch drains f(a) = (w_p x +
     # w_d y + w_f f) / t requests/s. The certified rate is the largest over a of the least f over
     # the batches, and with attention 1 / (1 / f + A+).
-    from scipy.optimize import linprog  # takes a while to load, and few servers need it
-
     prompt = lengths.mean_prompt
     decodes = server.tokens_per_request(prompt, lengths.mean_output) - prompt
     means = np.array([prompt, decodes + (fills and server.policy.batching.ahead), 1.0])
     worth = np.divide(contents, means, out=np.zeros_like(contents), where=means > 0)
     seconds = seconds + (contents[:, 0] > 0) * beside_prefill(server.batch_time)
     rates = worth / seconds[:, None]
-    unit = float(rates.max())
-    least = [_LEAST_SHARE, _LEAST_SHARE, 0.0]
-    program = linprog(
-        [0.0, 0.0, 0.0, -1.0],
-        np.column_stack([-rates / unit, np.ones(seconds.size)]),
-        np.zeros(seconds.size),
-        [[1.0, 1.0, 1.0, 0.0]],
-        [1.0],
-        bounds=[(low, 1.0) for low in least] + [(None, None)],
-    )
-    shares = np.maximum(program.x[:3], least)
-    shares /= shares.sum()
+    shares = _best_shares(rates)
     drained = rates @ shares
     worst = int(np.argmin(drained))
     x, y = int(contents[worst, 0]), int(contents[worst, 1])
@@ -157,6 +144,26 @@ def drift(
         f"tokens drains least: {enough} for {rate:.4g} requests/s"
     )
     return Drift(rate if rate > 0 else None, tuple(weights.tolist()), (x, y), why, fills)
+
+
+def _best_shares(rates: Floats) -> Floats:
+    """Return the shares a, positive and 1 together, with the greatest least of ``rates @ a``."""
+    # What is feasible, in the first two shares and that least, has few corners, of which one is
+    # best. It is cut off below a point inside.
+    from scipy.spatial import HalfspaceIntersection  # few servers need it
+
+    rates = rates / rates.max()
+    even = np.full(3, 1 / 3)
+    least = float((rates @ even).min())
+    below = np.column_stack([rates[:, 2:] - rates[:, :2], np.ones(len(rates)), -rates[:, 2]])
+    bounds = np.array(
+        [(-1, 0, 0, _LEAST_SHARE), (0, -1, 0, _LEAST_SHARE), (1, 1, 0, -1), (0, 0, -1, least - 1)]
+    )
+    inside = np.array([*even[:2], least - 0.5])
+    corners = HalfspaceIntersection(np.vstack([below, bounds]), inside).intersections
+    one, other, _ = corners[np.argmax(corners[:, 2])]
+    shares = np.maximum([one, other, 1 - one - other], [_LEAST_SHARE, _LEAST_SHARE, 0.0])
+    return np.asarray(shares / shares.sum())
 
 
 def backlog(lengths: Lengths, server: Server, *, by_arrival: bool = True) -> tuple[Floats, Floats]:

@@ -158,7 +158,18 @@ def ample_memory(load: Load) -> Hypothesis:
     """All requests that may run at once fit into the KV memory, by the law of their lengths."""
     declares = load.workload.declared is not None
     longest = with_wasted(largest(load.work.lengths), load.server, declares=declares)
-    return kv_memory(load.server, longest, reused=load.reused)
+    hypothesis = kv_memory(load.server, longest, reused=load.reused)
+    running = at_once(load.server, longest)
+    if running is None or running.fits or not running.fitting or load.reused:
+        return hypothesis
+    from penstock.theory.drift import drift, full_or_all  # most servers fill their batches
+
+    fewer = dataclasses.replace(load.server, max_batch_size=running.fitting, memory=None, gpu=None)
+    if not full_or_all(fewer):
+        return hypothesis
+    rate = drift(load.work.lengths, fewer, wasteful=load.wasted[1] > 0).certified_rate or 0.0
+    why = f"{hypothesis.why}; with that max batch size {rate:.4g} requests/s are proved stable"
+    return dataclasses.replace(hypothesis, why=why)
 
 
 def independent_arrivals(workload: Workload) -> Hypothesis:
@@ -221,9 +232,8 @@ def kv_memory(server: Server, longest: Longest | None, *, reused: bool) -> Hypot
         f"{running.requests:,} requests of up to {running.blocks:,} blocks need {needed}, the KV "
         f"memory has {running.usable:,}"
     )
-    fitting = (running.usable - running.free) // running.blocks
-    if fitting and not running.fits:
-        why += f"; up to {fitting:,} at once surely fit"
+    if running.fitting and not running.fits:
+        why += f"; up to {running.fitting:,} at once surely fit"
     return Hypothesis(AMPLE, running.fits, why)
 
 

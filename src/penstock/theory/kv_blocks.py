@@ -56,6 +56,11 @@ class AtOnce(NamedTuple):
         """Whether there is room for all, however long they are."""
         return self.requests * self.blocks + self.free <= self.usable
 
+    @property
+    def fitting(self) -> int:
+        """How many surely fit."""
+        return (self.usable - self.free) // self.blocks
+
 
 def served(workload: Workload, server: Server) -> Served:
     """Return what a server serves of a workload: all, unless memory drops what never fits."""
