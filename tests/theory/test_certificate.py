@@ -282,6 +282,19 @@ def test_a_step_ahead_slots_must_be_twice_the_token_budget(slots: int | None, ce
         assert "below twice the token budget of 64" in certificate.reason
 
 
+def test_memory_that_is_short_says_with_which_max_batch_size_how_much_is_proved() -> None:
+    """And nothing of a scheduler that is not work-conserving, which may not even run without memory."""
+    workload = STABLE_WORKLOAD.with_rate(1.0)
+    short = ps.certify(workload, ps.Server(TP1, 1024, 100, "vllm", kv_blocks=1_000))
+    fewer = ps.certify(workload, ps.Server(TP1, 1024, 66, "vllm", kv_blocks=1_000))
+    (why,) = [h.why for h in short.hypotheses if h.name == "KV memory never binds"]
+    assert short.certified_rate is None
+    assert f"up to 66 at once surely fit; with that max batch size {fewer.certified_rate:.4g} requests/s" in why
+    by_cache = {"schedule_policy": "shortest-prefill-first"}
+    server = ps.Server(TP1, 1024, 100, "sglang", kv_tokens=16_000, policy_params=by_cache)
+    assert all("proved" not in h.why for h in ps.certify(workload, server).hypotheses)
+
+
 @pytest.mark.parametrize("engine", [name for name, found in ps.ENGINES.items() if not found.batching.work_conserving])
 def test_an_engine_that_leaves_room_in_its_batches_is_never_certified(engine: str) -> None:
     certificate = ps.certify(STABLE_WORKLOAD.with_rate(0.01), ps.Server(TP1, 512, 64, engine, kv_blocks=10**6))

@@ -111,7 +111,7 @@ def drift(
     ``by_arrival``: requests are served in that order. ``wasteful``: they may have a token after
     their end that nobody foresees.
     """
-    fills = full_or_all(server)
+    fills = server.memory is None and full_or_all(server)
     if not (by_arrival or fills):
         return Drift(None, _NONE, (0, 0), f"{server.policy.name} does not serve as requests come")
     try:
@@ -172,20 +172,21 @@ def backlog(lengths: Lengths, server: Server, *, by_arrival: bool = True) -> tup
     Prefill and decode tokens and ends of prompts of each, shape (batches, 3), and the most that its
     token load takes, s.
     """
-    if not full_or_all(server):
+    if server.memory is not None or not full_or_all(server):
         return _one_by_one(lengths, server)
     # In order of arrival no more than one prompt is partly done.
     return _full_or_all(lengths, server, lengths.min_prompt if by_arrival else 1)
 
 
 def full_or_all(server: Server) -> bool:
-    """Return whether its batches are full, or have all requests that hold a place."""
+    """Return whether its batches are full, or have all requests that hold a place, with ample KV
+    memory.
+    """
     return (
         server.scope == "running"
         and server.max_batch_size is not None
         and server.work_conserving is True
         and server.policy.is_proved
-        and server.memory is None
         and not server.policy.batching.decodes_beyond
     )
 

@@ -164,9 +164,9 @@ def ample_memory(load: Load) -> Hypothesis:
         return hypothesis
     from penstock.theory.drift import drift, full_or_all  # most servers fill their batches
 
-    fewer = dataclasses.replace(load.server, max_batch_size=running.fitting, memory=None, gpu=None)
-    if not full_or_all(fewer):
+    if not full_or_all(load.server):
         return hypothesis
+    fewer = dataclasses.replace(load.server, max_batch_size=running.fitting, memory=None, gpu=None)
     rate = drift(load.work.lengths, fewer, wasteful=load.wasted[1] > 0).certified_rate or 0.0
     why = f"{hypothesis.why}; with that max batch size {rate:.4g} requests/s are proved stable"
     return dataclasses.replace(hypothesis, why=why)
