@@ -1,6 +1,7 @@
 """The exact region is that of the program with all batches and residual lengths written out, and below the region."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -105,3 +106,77 @@ def test_what_cannot_be_priced_is_refused_in_one_line() -> None:
     ):
         with pytest.raises(InputError, match=said):
             exact_region(server, prompt=prompt, output=9)
+
+
+def best_of_all_policies(seconds: Floats, slots: int, prompt: int, decodes: float, most: int = 10) -> float:
+    """Return what the best policy carries of prompts of one length and geometric outputs, from a store of prompts
+    without end, that keeps up to 3 prompts of each length partly done, and ``most`` decoding.
+
+    Relative value iteration of the semi-Markov decision process, each batch a step, in units of the shortest batch.
+    """
+    budget = seconds.size - 1
+    states = list(itertools.product(*[range(4)] * (prompt - 1), range(most + 1)))
+    index = {state: number for number, state in enumerate(states)}
+    shortest = seconds[1:].min() / 2
+    choices: list[list[tuple[float, list[tuple[int, float]]]]] = []
+    pieces = [(left, size) for left in range(1, prompt + 1) for size in range(1, min(left, budget) + 1)]
+    for state in states:
+        here = []
+        for places in range(slots + 1):
+            for chosen in itertools.combinations_with_replacement(pieces, places):
+                tokens = sum(size for _, size in chosen)
+                left = list(state)
+                for before, size in chosen:
+                    if before < prompt:
+                        left[before - 1] -= 1
+                    left[before - size - 1 if before > size else -1] += 1
+                taken = [sum(before == each for before, _ in chosen) for each in range(1, prompt)]
+                short = any(used > there for used, there in zip(taken, state[:-1], strict=True))
+                if tokens > budget or short or any(count > 3 for count in left[:-1]):
+                    continue
+                for beside in range(min(slots - places, budget - tokens, state[-1]) + 1):
+                    if tokens + beside == 0:
+                        continue
+                    nexts = []
+                    for ended in range(beside + 1):
+                        chance = (
+                            math.comb(beside, ended) * (1 / decodes) ** ended * (1 - 1 / decodes) ** (beside - ended)
+                        )
+                        then = (*left[:-1], left[-1] - ended)
+                        if then[-1] <= most:
+                            nexts.append((index[then], chance))
+                    if sum(chance for _, chance in nexts) > 1 - 1e-12:
+                        lasted = float(seconds[tokens + beside])
+                        here.append((beside / decodes / lasted, [(then, p * shortest / lasted) for then, p in nexts]))
+        choices.append(here)
+    wide = max(map(len, choices))
+    reward, moves = np.full((len(states), wide), -np.inf), np.zeros((len(states), wide, len(states)))
+    for number, here in enumerate(choices):
+        for place, (earned, nexts) in enumerate(here):
+            reward[number, place] = earned
+            for then, chance in nexts:
+                moves[number, place, then] += chance
+            moves[number, place, number] += 1 - sum(chance for _, chance in nexts)
+    value = np.zeros(len(states))
+    for _ in range(20_000):
+        new = (reward * shortest + moves @ value).max(axis=1)
+        change = new - value
+        value = new - new[0]
+        if np.ptp(change) < 1e-7 * shortest:
+            break
+    return float(change.min() / shortest)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_the_best_of_all_policies_of_a_tiny_server_comes_near_it_and_is_never_above(seed: int) -> None:
+    rng = np.random.default_rng([46, 1, seed])
+    budget, slots, prompt = int(rng.integers(2, 4)), int(rng.integers(1, 3)), int(rng.integers(2, 4))
+    seconds = np.append(0.0, np.sort(rng.uniform(0.5, 2, budget)))
+    decodes = float(rng.uniform(1.2, 3))
+    chances = np.zeros(prompt + 1)
+    chances[prompt] = 1.0
+    exact = solve(seconds, slots, chances, decodes, gap=1e-9)
+    best = best_of_all_policies(seconds, slots, prompt, decodes)
+    assert best <= exact.upper * (1 + 1e-5)
+    assert best > 0.97 * exact.rate
