@@ -44,6 +44,7 @@ from .system.routing import ROUTERS, Router, router
 from .system.server import Server
 from .theory.certificate import Certificate
 from .theory.certify import certify
+from .theory.exact_region import ExactRegion, exact_region
 from .theory.fluid import FluidPath, fluid
 from .theory.latency_bounds import lower_bounds
 from .theory.mean_backlog import MeanBacklog
@@ -78,6 +79,7 @@ __all__ = [
     "Constant",
     "Deployment",
     "Empirical",
+    "ExactRegion",
     "Fit",
     "FluidPath",
     "FrontEnd",
@@ -124,6 +126,7 @@ __all__ = [
     "engine_defaults",
     "estimate",
     "estimate_latency",
+    "exact_region",
     "fit",
     "fluid",
     "hardware",

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,8 +110,8 @@ def test_where_nothing_meets_a_target_no_change_is_told_but_what_is_nearest_at_w
 @pytest.mark.parametrize(("rate", "word"), [(1.2, "inside"), (2.0, "outside")])
 def test_a_region_says_which_side_and_how_far(rate: float, word: str) -> None:
     given = dataclasses.replace(scenario(), system=(WORKLOAD.with_rate(rate), SERVER))
-    point = operating_point(given.workload, given.server)
-    lines = head_of_region(point, given)
+    answer = load_in_region(given.workload, given.server)
+    point, lines = answer.point, head_of_region(answer, given)
     assert lines[1] == Line(word, lines[1].text, judges=True)
     assert f"{rate / point.max_rate:.0%} of {point.max_rate:,.4g} requests/s, above" in lines[1].text
     assert ("Next" in texts(lines)) == point.inside
@@ -120,10 +121,21 @@ def test_what_is_doubted_of_a_recording_stands_behind_what_was_asked() -> None:
     times = np.repeat(10.0 * np.arange(40), 12)
     ones = np.full(times.size, 100)
     stamped = ps.Workload.from_arrays(times, ones, ones)
-    point = operating_point(stamped, SERVER)
-    _, mind, *_ = head_of_region(point, scenario(workload=stamped))
+    _, mind, *_ = head_of_region(load_in_region(stamped, SERVER), scenario(workload=stamped))
     assert mind.label == "Mind"
     assert mind.text.startswith("Arrival times are stamped every 10 s")
+
+
+@pytest.mark.parametrize(("scope", "said"), [("batch", "; the best carries "), ("running", " of that limit.")])
+def test_the_exact_region_says_what_the_best_carries_where_prompts_end(scope: Any, said: str) -> None:
+    server = ps.Server(ps.PiecewiseConstant(1.5e-3, 4.2e-3, 16), 16, 4, scope=scope, convention="paper")
+    given = scenario(server, ps.Workload.poisson(10.0, 29, 24))
+    answer = load_in_region(*given.system, exact=True)
+    text = texts(answer.page(given).head)["Exact"]
+    assert text.startswith("Counting that prompts end, no scheduler carries more than ")
+    assert said in text
+    assert answer.as_dict()["exact"]["rate"] < answer.point.max_rate
+    assert [section.title for section in answer.page(given).sections][3] == "Pieces of prompts"
 
 
 @pytest.fixture(scope="module")

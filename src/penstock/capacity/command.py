@@ -18,18 +18,23 @@ _CHOICE_OF_NETWORK = (
 
 
 @command(form="figures report")
-def region(scenario: Path, *, policy: str | None = None, form: Form) -> None:
+def region(scenario: Path, *, policy: str | None = None, exact: bool = False, form: Form) -> None:
     """Draw the token rates outside which no policy is stable.
 
     Say where the load lies, and what holds the server back. Of one server; `max-rate` says what a
     network carries.
+
+    Parameters
+    ----------
+    exact
+        Count that prompts end, too: what the best of all policies carries (a minute at most).
     """
     chosen, _ = chosen_scenario(scenario, form, {"policy": policy}, server_alone=_RATE_OF_NETWORK)
     from penstock.capacity.region import load_in_region
     from penstock.show.compiling import simulating
 
     with simulating("Finding what is carried"):
-        answer = load_in_region(chosen.workload, chosen.server)
+        answer = load_in_region(chosen.workload, chosen.server, exact=exact)
     form.show(answer.page(chosen), answer.as_dict())
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from penstock.capacity.held_by import held_by
 from penstock.capacity.max_rate import SIMULATION, MaxRate
 from penstock.capacity.recommendation import Recommendation
+from penstock.capacity.region import LoadInRegion
 from penstock.capacity.side_by_side import MaxRates
 from penstock.checking.doubt import reach_of
 from penstock.checking.head import asked_of, share_of
@@ -185,8 +186,9 @@ def head_of_recommendation(found: Recommendation, scenario: Scenario) -> list[Li
     return lines + [Line(label, f"{text}.") for label, text in last.items() if text]
 
 
-def head_of_region(point: OperatingPoint, scenario: Scenario) -> list[Line]:
+def head_of_region(answer: LoadInRegion, scenario: Scenario) -> list[Line]:
     """Say whether any scheduler may carry the load, and what limits them all."""
+    point = answer.point
     policy = scenario.server.policy.name
     reach = reach_of(scenario.system)
     word = "inside" if point.inside else "outside"
@@ -207,6 +209,14 @@ def head_of_region(point: OperatingPoint, scenario: Scenario) -> list[Line]:
     if point.own_max_rate is not None:
         own = f"{policy} carries {point.own_max_rate:,.4g} requests/s at this budget"
         lines.append(Line("Its own", f"{own}, by a fluid argument."))
+    if (exact := answer.exact) is not None:
+        most = f"{exact.upper:,.4g} requests/s"
+        text = f"counting that prompts end, no scheduler carries more than {most}"
+        if exact.upper < point.max_rate:
+            text += f", {share_of(exact.upper / point.max_rate)} of that limit"
+        if scenario.server.scope == "batch":
+            text += f"; the best carries {exact.rate:,.4g}"
+        lines.append(Line("Exact", sentence(text)))
     lines.append(Line("Held by", f"{held_by(point)}."))
     if point.inside:
         lines.append(Line("Next", f"`penstock check` says whether {policy} is stable here."))

@@ -5,10 +5,13 @@ from typing import Annotated
 
 from penstock.capacity.held_by import point_with_memory
 from penstock.checking.doubt import known_within, reach_of
+from penstock.errors import InputError
 from penstock.show.answers import Meaning, Shown, computed
 from penstock.system.kinds import OfSystem
-from penstock.system.prefix_cache import front_notes
+from penstock.system.prefix_cache import as_serving, front_notes
 from penstock.system.server import Server
+from penstock.theory.exact_region import ExactRegion, exact_region
+from penstock.theory.kv_blocks import reuses
 from penstock.theory.operating_point import OperatingPoint
 from penstock.workload.workload import Workload
 
@@ -27,6 +30,10 @@ class LoadInRegion(OfSystem, Shown):
 
     system: Annotated[tuple[Workload, Server], Meaning("What was asked about.", key=None)]
     point: Annotated[OperatingPoint, Meaning("Where the load lies.", key="**")]
+    exact: Annotated[ExactRegion | None, Meaning(
+        "What the best of all policies carries, counting that prompts end; null where it was not "
+        "asked for."
+    )]  # fmt: skip
 
     @computed()
     def calibration(self) -> EndsOfLoad | None:
@@ -40,6 +47,14 @@ class LoadInRegion(OfSystem, Shown):
         return [*known_within(self.system), *front_notes(*self.system)]
 
 
-def load_in_region(workload: Workload, server: Server) -> LoadInRegion:
+def load_in_region(workload: Workload, server: Server, *, exact: bool = False) -> LoadInRegion:
     """Say where a workload lies in the region of a server, and what holds it back."""
-    return LoadInRegion((workload, server), point_with_memory(workload, server))
+    of_best = None
+    if exact:
+        if reuses(workload, as_serving(workload, server)):
+            raise InputError(
+                "prompts may be found in the prefix cache, so what is computed of them is not "
+                "known; leave --exact out, or turn the cache off (prefix_caching: false)"
+            )
+        of_best = exact_region(server, prompt=workload.lengths)
+    return LoadInRegion((workload, server), point_with_memory(workload, server), of_best)

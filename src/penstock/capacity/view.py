@@ -20,6 +20,7 @@ from penstock.scenario.scenario import Scenario
 from penstock.show.answers import cell, page_of, table
 from penstock.show.page import MOST_LINES, Fact, Page, Section, Table
 from penstock.system.prefix_cache import front_notes
+from penstock.theory.exact_region import ExactRegion
 from penstock.theory.operating_point import OperatingPoint
 from penstock.words import METRICS, seconds
 
@@ -46,7 +47,7 @@ def region_page(answer: LoadInRegion, scenario: Scenario) -> Page:
         title=scenario.name,
         heading=heading_of(scenario.system),
         notes=answer.warnings,
-        head=head_of_region(point, scenario),
+        head=head_of_region(answer, scenario),
         why="limits and assumptions",
         rest="corners and best batches",
         sections=[
@@ -56,6 +57,7 @@ def region_page(answer: LoadInRegion, scenario: Scenario) -> Page:
                 tables=[Table(("Prefill tokens/s", "Decode tokens/s"), corners)],
             ),
             Section("Batches that carry the most along the load's ray", tables=[mix]),
+            *_prices_of_pieces(answer.exact),
             Section(
                 "Stability region",
                 figures=lambda: [
@@ -70,6 +72,16 @@ def region_page(answer: LoadInRegion, scenario: Scenario) -> Page:
             ),
         ],
     )
+
+
+def _prices_of_pieces(exact: ExactRegion | None) -> list[Section]:
+    """Lay out what pieces of prompts cost, each twice as large as the one before."""
+    if exact is None:
+        return []
+    sizes = [2**power for power in range((exact.piece_prices.size - 1).bit_length())]
+    rows = [(f"{size:,}", f"{exact.piece_prices[size] * 1e3:,.4g}") for size in sizes]
+    caption = "Of server time; no batch earns more at these prices than it takes."
+    return [Section("Pieces of prompts", tables=[Table(("Tokens", "ms"), rows, caption)])]
 
 
 def _load_facts(point: OperatingPoint) -> list[Fact]:

@@ -16,26 +16,22 @@ stable, even one that knows all lengths before. (b) Below lambda* some policy is
 largest piece in a best mix of the region, region * m_p / (m_p + s - 1) <= lambda* <= region, so as
 lengths grow the two meet.
 
-Proof of (a). Let V be the sum of v(p_i) + q d_i over what is left of the requests in the system. As
-p does not fall in s, v(r) <= p_s + v(r - s): a batch takes at most sum n_s p_s + q y <= t from V.
-So V grows by lambda / lambda* - 1 per second at least. (c) Above: these prices without v are the
-region's. Below: give the prompts of the region's best mix fixed places, of s_1, ..., s_k tokens,
-and serve a backlog in order of arrival, one prompt to a place. A piece may be smaller than its
-place, t does not fall, and each prompt wastes at most s - 1 tokens, in its last piece. (b) is
-proved by max-pressure over residual lengths (docs/theory/open-problem.md).
+Proofs are in docs/theory/open-problem.md; of (b) by max-pressure over residual lengths.
 
 The prices are found by column generation: batches are priced by a knapsack over places and tokens,
 cuttings of prompts by a shortest path over what is left of them. At each step the prices, scaled so
 that no batch earns more than its time, bound lambda* from above, and the mix from below.
 """
 
-from typing import NamedTuple
+import dataclasses
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats, Ints
+from penstock.show.answers import AsData, Meaning
 from penstock.system.server import Server
 from penstock.theory.attention import refuse_composition
 from penstock.workload.lengths import Empirical, Independent, Length, Lengths, pair_of
@@ -49,16 +45,19 @@ _SMOOTH = 0.6  # share of the best prices so far in those that are tried (Wentge
 _EQUAL = 1e-9
 
 
-class ExactRegion(NamedTuple):
-    """Requests/s that the best policy carries."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class ExactRegion(AsData):
+    """What the best of all policies carries of some lengths, in scope ``batch``."""
 
-    rate: float  # that a mix of batches carries
-    upper: float  # that no policy exceeds
-    # Seconds of the server that a piece of so many tokens costs, shape (longest piece + 1,); a
-    # decode; and a prompt of so many tokens, cut the cheapest way, shape (longest prompt + 1,).
-    piece_prices: Floats
-    decode_price: float
-    prompt_prices: Floats
+    rate: Annotated[float, Meaning("Requests/s below which some policy is stable.")]
+    upper: Annotated[float, Meaning("Requests/s above which none is.")]
+    piece_prices: Annotated[Floats, Meaning(
+        "Server time of a piece of a prompt, s, by its tokens from 0 on."
+    )]  # fmt: skip
+    decode_price: Annotated[float, Meaning("Server time of a decode, s.")]
+    prompt_prices: Annotated[Floats, Meaning(
+        "Server time of a prompt that is cut the cheapest way, s, by its tokens from 0 on."
+    )]  # fmt: skip
 
 
 def exact_region(
@@ -68,7 +67,35 @@ def exact_region(
     output: int | Length | None = None,
     gap: float = GAP,
 ) -> ExactRegion:
-    """Return what the best policy carries of such lengths, in scope ``batch``, within a gap."""
+    """Return what the best of all policies carries of such lengths, in scope ``batch``.
+
+    In scope ``running`` no policy carries more than that, and the best may carry less.
+
+    Parameters
+    ----------
+    server
+        Batch times by token load, token budget, max batch size and convention. Its policy does not
+        matter. A batch is taken to take no less time than a smaller one.
+    prompt
+        Tokens, a distribution with a ``max``, or a joint distribution of prompt and output.
+    output
+        Tokens, or a distribution; only its mean counts.
+    gap
+        Between the two rates, as a share, at most (after 400 steps it may be more).
+
+    Raises
+    ------
+    InputError
+        If batch times depend on what is in a batch, prompts have no upper limit or no known
+        distribution, or there are too many batches.
+
+    >>> import penstock as ps
+    >>> batch_time = ps.Affine(1.0, 0.0)
+    >>> server = ps.Server(batch_time, 2, 1, scope="batch", convention="paper")
+    >>> exact = ps.exact_region(server, prompt=3, output=1)  # two batches and one
+    >>> round(exact.rate, 6), round(ps.region(server, prompt=3, output=1).max_rate, 6)
+    (0.333333, 0.4)
+    """
     refuse_composition(server, "the exact region", "ask `certify`, or `max_rate`, which simulates")
     lengths = pair_of(prompt, output)
     chances = _chances(lengths)
