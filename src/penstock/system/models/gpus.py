@@ -96,8 +96,8 @@ NEAR = {"int8": ("fp8",), "mxfp4": ("int4", "bf16")}
 
 
 def version_number(version: str) -> int:
-    """Return a version, such as 0.16, as a number that grows as versions do."""
-    major, minor = version.split(".")
+    """Return a version, such as 0.16 or 0.16.1, as a number that grows as versions do."""
+    major, minor = version.split(".")[:2]
     return 1000 * int(major) + int(minor)
 
 
