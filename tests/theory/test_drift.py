@@ -344,6 +344,49 @@ def work_conserving_server(seed: int) -> tuple[ps.Workload, ps.Server]:
     return ps.Workload.poisson(1.0, *lengths), ps.Server(batch_time, budget, slots, policy, policy_params=settings_of)
 
 
+@pytest.mark.parametrize("policy", [*ps.POLICIES, *ps.ENGINES])
+def test_no_scheduler_is_certified_for_more_than_it_carries_under_a_flood(policy: str) -> None:
+    """Of any family, with and without KV memory that is ample, prompts cut to its blocks or not."""
+    rng = np.random.default_rng([46, 3])
+    for memory in ({}, {"kv_blocks": 4_000}) if policy in ps.ENGINES else ({}, {}):
+        for _ in range(6):
+            budget = int(2 ** rng.uniform(5, 8))
+            slots = max(int(budget * 10 ** rng.uniform(-1, 0)), 2)
+            lengths = [ps.Uniform(*sorted(int(10 ** rng.uniform(0, most)) for _ in range(2))) for most in (2.6, 1.8)]
+            batch_time = ps.Affine(*rng.uniform(1e-5, 3e-2, 2) * (1, 0.01))
+            chunks = {"policy_params": {"chunked_context": True}} if policy == "tensorrt-llm" else {}
+            server = ps.Server(batch_time, budget, slots, policy, **chunks, **memory)
+            workload = ps.Workload.poisson(1.0, *lengths)
+            certified = ps.certify(workload, server).certified_rate
+            if certified is not None:
+                carried, error = saturated_rate(workload, server)
+                assert certified <= 1.01 * carried + 4 * error, (server, lengths)
+
+
+@pytest.mark.parametrize(
+    ("server", "lengths"),
+    [
+        (ps.Server(ps.Affine(0.01, 1e-4), 64, 8, "pool-controlled", policy_params=[1, 2]), (100, 50)),
+        (ps.Server(ps.Affine(0.028779, 1.4393e-4), 21, 11, "pool-controlled"), (2, 44)),
+        (
+            ps.Server(
+                ps.Affine(0.01, 1e-4), 40, 8, "tensorrt-llm",
+                policy_params={"chunked_context": True}, kv_blocks=4_000, block_size=32,
+            ),
+            (320, 3),
+        ),
+    ],
+)  # fmt: skip
+def test_who_chooses_budgets_or_cuts_to_blocks_is_not_taken_for_one_who_fills(
+    server: ps.Server, lengths: tuple[int, int]
+) -> None:
+    """Each of these was certified for up to five times what it carries."""
+    workload = ps.Workload.poisson(1.0, *lengths)
+    certified = ps.certify(workload, server).certified_rate or 0.0
+    carried, error = saturated_rate(workload, server)
+    assert certified <= carried + 4 * error
+
+
 @pytest.mark.slow
 def test_what_is_certified_is_never_more_than_300_servers_carry_under_a_flood() -> None:
     shares = []

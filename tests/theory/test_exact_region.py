@@ -97,6 +97,15 @@ def test_as_lengths_grow_the_region_becomes_exact() -> None:
     assert shares[-1] > 0.995
 
 
+def test_where_a_larger_batch_is_faster_the_bounds_lie_on_both_sides_of_what_is_carried() -> None:
+    falling = ps.Measured([1, 2, 3, 4, 8], [0.01, 0.01, 0.01, 0.01, 0.005])
+    server = ps.Server(falling, 8, 8, scope="batch", convention="paper")
+    exact = exact_region(server, prompt=8, output=1)
+    region = ps.region(server, prompt=8, output=1).max_rate
+    assert exact.rate < region
+    assert exact.upper == pytest.approx(region)
+
+
 def test_what_cannot_be_priced_is_refused_in_one_line() -> None:
     small = ps.Server(ps.Affine(1.0, 0.0), 64, 8, scope="batch")
     large = ps.Server(ps.Affine(1.0, 0.0), 8192, 1024, scope="batch")

@@ -44,8 +44,9 @@ or y + f = B, x >= f. Of these count the ends of each line: f = 0 in a full batc
 and the most decodes; B decodes; and for each load below b one prompt that ends, or as many as the
 load allows. The order of service does not matter. Where a batch is composed a step ahead, a request
 holds its place for one batch after its end, in which it may have a token or none. That is a decode
-more of each, so m_d + 1 takes the place of m_d, and as the batch may be smaller than what is
-counted, the most that any smaller one takes that of t.
+more of each, which W_d counts, so m_d + 1 takes the place of m_d; and as the batch may be smaller
+than what is counted, the most that any smaller one takes takes that of t. Policies that choose
+budgets of their own are none of these, nor are those that cut prompts to whole blocks of memory.
 
 *One by one.* Every queue that a policy of the paper, or of the user's own, may see while L requests
 are in the system is tried, and what the policy and the server make of it; f counts for nothing.
@@ -53,8 +54,7 @@ Under a max batch size k in scope ``running``, d decoding requests leave k - d p
 so such queues are finitely many. Elsewhere queues grow without limit, and only the policies of the
 paper are known to look no further than their limits.
 
-The weights are those with the highest rate, by a linear program; where both ways are open, the
-better one.
+The weights are those with the highest rate, by a linear program.
 """
 
 import dataclasses
@@ -187,7 +187,7 @@ def full_or_all(server: Server) -> bool:
         and server.max_batch_size is not None
         and server.work_conserving is True
         and server.policy.is_proved
-        and not server.policy.batching.decodes_beyond
+        and not (server.policy.batching.decodes_beyond or server.policy.batching.own_budget)
     )
 
 

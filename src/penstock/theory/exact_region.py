@@ -75,7 +75,7 @@ def exact_region(
     ----------
     server
         Batch times by token load, token budget, max batch size and convention. Its policy does not
-        matter. A batch is taken to take no less time than a smaller one.
+        matter. Where a larger batch takes less time, the two rates lie further apart.
     prompt
         Tokens, a distribution with a ``max``, or a joint distribution of prompt and output.
     output
@@ -108,12 +108,17 @@ def exact_region(
             "takes too long; with prompts of many pieces the region itself is near it"
         )
     decodes = server.tokens_per_request(lengths.mean_prompt, lengths.mean_output)
-    return solve(
-        np.maximum.accumulate(server.batch_time.table(budget)),
-        slots,
-        chances,
-        decodes - lengths.mean_prompt,
-        gap,
+    seconds = np.asarray(server.batch_time.table(budget), np.float64)
+    # Where a larger batch is faster, what the theorem says of the least that such a batch or a
+    # larger one takes bounds what can be carried, and of the most up to it what is.
+    least = np.append(0.0, np.minimum.accumulate(seconds[:0:-1])[::-1])
+    most = np.maximum.accumulate(seconds)
+    asked = slots, chances, decodes - lengths.mean_prompt, gap
+    exact = solve(least, *asked)
+    return (
+        exact
+        if np.array_equal(least, most)
+        else dataclasses.replace(exact, rate=solve(most, *asked).rate)
     )
 
 

@@ -134,14 +134,23 @@ def proof_of(load: Load, asked: Iterable[Hypothesis], *, sound: bool, by_arrival
     """
     hypotheses = {hypothesis.name: hypothesis for hypothesis in asked}
     if not (sound and others_hold(hypotheses)):
+        ample = hypotheses.get(AMPLE)
+        besides = {name: h for name, h in hypotheses.items() if name != AMPLE}
+        if ample is not None and not ample.held and sound and others_hold(besides):
+            hypotheses[AMPLE] = _with_places_that_fit(load, ample, by_arrival=by_arrival)
         return Proof(hypotheses, None)
     if hypotheses[FILLS].held and hypotheses[SLOTS].held:
         return Proof(hypotheses, load.full_batch_rate / load.arrival_rate or None)
     from penstock.theory.drift import drift  # most servers fill their batches
 
     server = load.server
-    if server.memory is not None:  # it holds all that may run, so batches are as without a limit
-        server = dataclasses.replace(server, memory=None, gpu=None)
+    if server.memory is not None:
+        # It holds all that may run, so batches are as without a limit, unless prompts are cut to
+        # its blocks.
+        ample_server = dataclasses.replace(server, memory=None, gpu=None)
+        if ample_server.work_conserving is not server.work_conserving:
+            return Proof(hypotheses, None)
+        server = ample_server
     wasteful = load.wasted[1] > 0
     backlog = drift(load.work.lengths, server, by_arrival=by_arrival, wasteful=wasteful)
     drains = every_batch_drains(load, backlog)
@@ -158,18 +167,26 @@ def ample_memory(load: Load) -> Hypothesis:
     """All requests that may run at once fit into the KV memory, by the law of their lengths."""
     declares = load.workload.declared is not None
     longest = with_wasted(largest(load.work.lengths), load.server, declares=declares)
-    hypothesis = kv_memory(load.server, longest, reused=load.reused)
+    return kv_memory(load.server, longest, reused=load.reused)
+
+
+def _with_places_that_fit(load: Load, ample: Hypothesis, *, by_arrival: bool) -> Hypothesis:
+    """Say with which max batch size memory would be ample, and up to which rate that is proved."""
+    declares = load.workload.declared is not None
+    longest = with_wasted(largest(load.work.lengths), load.server, declares=declares)
     running = at_once(load.server, longest)
-    if running is None or running.fits or not running.fitting or load.reused:
-        return hypothesis
     from penstock.theory.drift import drift, full_or_all  # most servers fill their batches
 
+    if running is None or running.fits or not running.fitting or load.reused:
+        return ample
     if not full_or_all(load.server):
-        return hypothesis
+        return ample
     fewer = dataclasses.replace(load.server, max_batch_size=running.fitting, memory=None, gpu=None)
-    rate = drift(load.work.lengths, fewer, wasteful=load.wasted[1] > 0).certified_rate or 0.0
-    why = f"{hypothesis.why}; with that max batch size {rate:.4g} requests/s are proved stable"
-    return dataclasses.replace(hypothesis, why=why)
+    wasteful = load.wasted[1] > 0
+    backlog = drift(load.work.lengths, fewer, by_arrival=by_arrival, wasteful=wasteful)
+    rate = backlog.certified_rate or 0.0
+    why = f"{ample.why}; with that max batch size {rate:.4g} requests/s are proved stable"
+    return dataclasses.replace(ample, why=why)
 
 
 def independent_arrivals(workload: Workload) -> Hypothesis:
