@@ -138,6 +138,29 @@ def test_the_exact_region_says_what_the_best_carries_where_prompts_end(scope: An
     assert [section.title for section in answer.page(given).sections][3] == "Pieces of prompts"
 
 
+def test_a_load_between_the_exact_region_and_the_other_is_outside() -> None:
+    server = ps.Server(ps.PiecewiseConstant(1.5e-3, 4.2e-3, 16), 16, 4, scope="batch", convention="paper")
+    workload = ps.Workload.poisson(1.0, 29, 24)
+    between = 0.995 * load_in_region(workload, server).point.max_rate
+    given = scenario(server, workload.with_rate(between))
+    exact = load_in_region(*given.system, exact=True)
+    assert exact.exact is not None
+    assert exact.exact.upper < between
+    assert [exact.page(given).head[1].label, load_in_region(*given.system).page(given).head[1].label] == [
+        "outside",
+        "inside",
+    ]
+
+
+def test_what_the_exact_region_does_not_know_is_refused_in_one_line() -> None:
+    drafts = {"drafts": 3, "acceptance": 0.9}
+    workload = ps.Workload.poisson(1.0, ps.Uniform(1, 40), 24)
+    with pytest.raises(ps.InputError, match="drafts tokens"):
+        load_in_region(
+            workload, ps.Server(ps.Affine(0.01, 1e-4), 64, 8, "vllm", policy_params=drafts, kv_tokens=9_000), exact=True
+        )
+
+
 @pytest.fixture(scope="module")
 def short_of_memory() -> tuple[ps.Workload, ps.Server]:
     return ps.Workload.poisson(2.0, 129, 112), ps.Server(TP1, 512, 512, memory=ps.Memory(451, admission="completion"))

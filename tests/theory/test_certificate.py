@@ -289,7 +289,10 @@ def test_memory_that_is_short_says_with_which_max_batch_size_how_much_is_proved(
     fewer = ps.certify(workload, ps.Server(TP1, 1024, 66, "vllm", kv_blocks=1_000))
     (why,) = [h.why for h in short.hypotheses if h.name == "KV memory never binds"]
     assert short.certified_rate is None
-    assert f"up to 66 at once surely fit; with that max batch size {fewer.certified_rate:.4g} requests/s" in why
+    assert (
+        f"up to 66 at once surely fit, and with that max batch size each is proved stable to {fewer.certified_rate:.4g}"
+        in why
+    )
     by_cache = {"schedule_policy": "shortest-prefill-first"}
     server = ps.Server(TP1, 1024, 100, "sglang", kv_tokens=16_000, policy_params=by_cache)
     assert all("proved" not in h.why for h in ps.certify(workload, server).hypotheses)

@@ -191,7 +191,9 @@ def head_of_region(answer: LoadInRegion, scenario: Scenario) -> list[Line]:
     point = answer.point
     policy = scenario.server.policy.name
     reach = reach_of(scenario.system)
-    word = "inside" if point.inside else "outside"
+    carried = math.inf if answer.exact is None else answer.exact.upper
+    inside = point.inside and point.arrival_rate < carried
+    word = "inside" if inside else "outside"
     text = (
         f"{point.arrival_rate:,.4g} requests/s arrive, {share_of(1 - point.margin)} of "
         f"{point.max_rate:,.4g} requests/s, above which no scheduler is stable"
@@ -212,12 +214,13 @@ def head_of_region(answer: LoadInRegion, scenario: Scenario) -> list[Line]:
     if (exact := answer.exact) is not None:
         most = f"{exact.upper:,.4g} requests/s"
         text = f"counting that prompts end, no scheduler carries more than {most}"
-        if exact.upper < point.max_rate:
-            text += f", {share_of(exact.upper / point.max_rate)} of that limit"
+        text += f", {share_of(exact.upper / point.max_rate)} of that limit"
+        if exact.upper >= (1 - 1e-9) * point.max_rate:
+            text = f"counting that prompts end alone, {most} are no less than that limit"
         if scenario.server.scope == "batch":
             text += f"; the best carries {exact.rate:,.4g}"
         lines.append(Line("Exact", sentence(text)))
     lines.append(Line("Held by", f"{held_by(point)}."))
-    if point.inside:
+    if inside:
         lines.append(Line("Next", f"`penstock check` says whether {policy} is stable here."))
     return lines

@@ -48,6 +48,18 @@ class Seen:
                     "least and its largest mean; write the file again with `penstock calibrate`"
                 )
             object.__setattr__(self, name, tuple(ends))
+        for name, value in self.server_limits.items():
+            what = f"server_limits: {name}"
+            if name == "front_end" and isinstance(value, Mapping):
+                for key, time in value.items():
+                    checks.number(f"{what}: {key}", time, 0, 1e6, "", "it is a time")
+            elif name in ("kv_tokens", "max_batch_size"):
+                checks.whole(what, value, 1, 2**40, "", "it is how much there is room for")
+            else:
+                raise InputError(
+                    f"{what} is {checks.shown(value)}, but limits are kv_tokens, max_batch_size "
+                    "and a front_end; write the file again with `penstock calibrate`"
+                )
 
     def beyond(self, policy: str, prompt: float, output: float, running: float) -> list[str]:
         """Say what no row has seen: the policy, mean lengths, the most that run at its limit."""

@@ -40,7 +40,7 @@ GAP = 1e-3
 """Between the bounds, as a share."""
 
 _MOST_STEPS = 400
-_MOST_CELLS = 3e8  # of a knapsack: about a second of work in each step
+_MOST_CELLS = 1e7  # of a knapsack, and of a prompt's cuttings: half a minute in all
 _SMOOTH = 0.6  # share of the best prices so far in those that are tried (Wentges)
 _EQUAL = 1e-9
 
@@ -96,12 +96,17 @@ def exact_region(
     >>> round(exact.rate, 6), round(ps.region(server, prompt=3, output=1).max_rate, 6)
     (0.333333, 0.4)
     """
-    refuse_composition(server, "the exact region", "ask `certify`, or `max_rate`, which simulates")
+    refuse_composition(server, "the exact region", "ask `max-rate`, which simulates")
+    if server.policy.batching.drafts:
+        raise InputError(
+            f"{server.policy.name} drafts tokens, so a decode may bring several, and the exact "
+            "region is not known; ask `max-rate`, which simulates"
+        )
     lengths = pair_of(prompt, output)
     chances = _chances(lengths)
     budget = server.token_budget
     slots = min(server.max_batch_size or budget, budget)
-    if (cells := slots * budget * min(budget, chances.size)) > _MOST_CELLS:
+    if (cells := max(slots * budget, chances.size) * min(budget, chances.size)) > _MOST_CELLS:
         raise InputError(
             f"{slots:,} places, {budget:,} tokens and prompts of up to {chances.size - 1:,} make "
             f"{cells:,.0f} cases for each step, more than {_MOST_CELLS:,.0f}, so the exact region "
@@ -192,6 +197,11 @@ class _Program:
         aim = np.concatenate([-np.ones(cuttings), np.zeros(len(batches) + size - 1)])
         limits = np.append(np.zeros(size + 1), 1.0)
         solved = linprog(aim, A_ub=rows, b_ub=limits, method="highs")
+        if solved.status:
+            raise InputError(
+                f"the program of the exact region has no solution here ({solved.message}); leave "
+                "--exact out, or ask `max-rate`, which simulates"
+            )
         prices = np.maximum(-solved.ineqlin.marginals, 0.0)
         return float(-solved.fun), np.append(0.0, prices[:size]), float(prices[size])
 
@@ -213,7 +223,8 @@ class _Program:
         if now @ cutting + decode_now * self.decodes < 1 - _EQUAL:
             self.cuttings.append(cutting)
             news += 1
-        return float(dearest.max() / (mean + decode * self.decodes)), news
+        cost = mean + decode * self.decodes
+        return float(dearest.max() / cost) if cost > 0 else np.inf, news
 
     def dearest(self, pieces: Floats, decode: float) -> tuple[Floats, "_Contents"]:
         """Return what the dearest batch of each number of pieces earns per second, and what is in

@@ -185,7 +185,9 @@ def _with_places_that_fit(load: Load, ample: Hypothesis, *, by_arrival: bool) ->
     wasteful = load.wasted[1] > 0
     backlog = drift(load.work.lengths, fewer, by_arrival=by_arrival, wasteful=wasteful)
     rate = backlog.certified_rate or 0.0
-    why = f"{ample.why}; with that max batch size {rate:.4g} requests/s are proved stable"
+    why = (
+        f"{ample.why}, and with that max batch size each is proved stable to {rate:.4g} requests/s"
+    )
     return dataclasses.replace(ample, why=why)
 
 

@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 import penstock as ps
+from penstock.errors import InputError
 from penstock.fields import in_keys
 from penstock.measuring.calibration.benchmarks import COLUMNS
 from penstock.measuring.calibration.build import Build
@@ -123,6 +124,28 @@ def test_two_output_lengths_tell_what_a_front_end_takes_for_a_request_and_for_a_
     for front_end, told in ((found.server.front_end, False), (None, True)):
         server = dataclasses.replace(found.server, batch_time=batch_time, front_end=front_end)
         assert any("add `front_end: {per_request_ms: " in doubt for doubt in server.time_doubts) == told
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ("{max_batch_size: '32'}", "server_limits: max_batch_size"),
+        ("{kv_tokens: -5}", "server_limits: kv_tokens is -5"),
+        ("{front_end: abc}", "limits are kv_tokens, max_batch_size and a front_end"),
+        ("{front_end: {per_request_ms: none}}", "server_limits: front_end: per_request_ms"),
+        ("{places: 3}", "server_limits: places"),
+    ],
+)
+def test_limits_of_a_file_that_say_nothing_are_refused_in_one_line(limits: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "odd.yaml").write_text(
+        "description: a\nsource: b\nbatch_time: {composition: {linear: {affine: {c_ms: 8, a_ms_per_token: 0.01}}}}\n"
+        "uncertainty: {extremes: [{composition: {linear: {affine: {c_ms: 8, a_ms_per_token: 0.01}}}}],\n"
+        f"  seen: {{policy: vllm, prompt: [1, 2], output: [1, 2], running: 3, server_limits: {limits}}}}}\n"
+    )
+    with pytest.raises(InputError) as refused:
+        read_batch_time(tmp_path / "odd.yaml")
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def test_one_length_tells_how_many_requests_a_front_end_takes_in_under_a_shape_too() -> None:

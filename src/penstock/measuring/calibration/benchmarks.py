@@ -268,6 +268,8 @@ def _checked(place: str, row: Row, format: str) -> Row:
     """Refuse what no benchmark can have measured; a time of 0 is one that was not measured."""
     for name in TIMES:
         value = row.get(name)
+        if value == 0 and format == "csv":
+            add_note(row, f"a time of 0 ({name}) counts as not measured")
         # Nan in a table: no request finished.
         row[name] = None if not value or math.isnan(value) else value
     for name in LIMITS:

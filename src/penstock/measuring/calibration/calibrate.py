@@ -128,7 +128,7 @@ def calibrate(
     if not to_fit:
         raise InputError(
             f"of {len(rows):,} rows none is left to fit: none of those chosen has any of "
-            f"{', '.join(metrics)}; choose rows that have, or benchmark with streaming"
+            f"{', '.join(metrics)}; choose others, or fit E2E to a shape (--model, --gpu)"
         )
     longest = max(row["prompt_tokens"] + row["output_tokens"] for row in to_fit)
     if kv_tokens is not None and kv_tokens < longest:

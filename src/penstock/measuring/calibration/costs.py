@@ -28,9 +28,9 @@ def cost_fit(
     """Fit costs to all runs together, and what else holds requests back."""
     if not all(any(measured(row, metric) for row in to_fit) for metric in FITTED):
         raise InputError(
-            f"{len(to_fit)} rows to fit have no inter-token latency or no time to first token, so "
-            "steps cannot be told from prompts; choose rows with both, benchmark with streaming, "
-            "or give the model and its GPU (--model, --gpu)"
+            f"{len(to_fit)} rows to fit have no inter-token latency (outputs of one token have "
+            "none) or no time to first token, so steps cannot be told from prompts; choose rows "
+            "with both, benchmark with streaming, or give the model and its GPU (--model, --gpu)"
         )
     priors = cost_priors(min(itl for row in to_fit if (itl := measured(row, "itl"))))
     asked = priors.only(names).of

@@ -64,9 +64,7 @@ class Fit(NamedTuple):
 
     @property
     def waiting(self) -> list[Row]:
-        """The rows whose first tokens come later, beside the others, than noise explains; all rows
-        where only odd parameters do.
-        """
+        """The rows whose first tokens come later than noise explains; all if parameters are odd."""
         if self.strained:
             return [row for row, _ in self.sent]
         times, noise = (
