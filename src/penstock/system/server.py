@@ -212,14 +212,13 @@ class Server(Checked):
             "front_end": self.front_end is not None,
             "max_batch_size": self.max_batch_size is not None and self.max_batch_size <= places,
         }
-        lines = [f"{name}: {value}" for name, value in limits.items() if not kept.get(name, True)]
+        lines = [f"`{name}: {value}`" for name, value in limits.items() if not kept[name]]
         if not lines:
             return []
+        to_add = " and ".join(lines).replace("'", "")  # YAML asks for no quotes around keys
         return [
             "The server that batch times were calibrated on had limits that are missing here, so "
-            f"it may carry less: add {' and '.join(f'`{line}`' for line in lines)}.".replace(
-                "'", ""
-            )
+            f"it may carry less: add {to_add}."
         ]
 
     @property

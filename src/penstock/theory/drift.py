@@ -37,12 +37,13 @@ queues stay finite, as before.
 Which batches a backlog leads to is known in two ways.
 
 *Full or all.* A scheduler that fills a budget of b tokens whenever what waits allows it, and lets
-in up to B requests as places are free (`vllm`, `sarathi`, `orca`), forms while at least B are in
-the system either a batch of b tokens, or one that has all B that hold a place, each with a decode
-or with all that is left of its prompt. So x + y = b with at most B - 1 decodes (b, where B >= b),
-or y + f = B, x >= f. Of these count the ends of each line: f = 0 in a full batch with the fewest
-and the most decodes; B decodes; and for each load below b one prompt that ends, or as many as the
-load allows. The order of service does not matter. Where a batch is composed a step ahead, a request
+in up to B requests as places are free (`vllm`, `sarathi`, `orca`, `tensorrt-llm` that cuts
+prompts), forms while at least B are in the system either a batch of b tokens, or one that has all B
+that hold a place, each with a decode or with all that is left of its prompt. In a full batch there
+are at most B - 1 decodes (b, where B >= b), and all prompts end but one: no fewer than x tokens of
+the longest prompts make. Else y + f = B, and f is the less the longer prompts are, the more the
+shorter, as in order of arrival all but one are whole (in another order x >= f). Only the ends of
+each line count, at each load. Where a batch is composed a step ahead, a request
 holds its place for one batch after its end, in which it may have a token or none. That is a decode
 more of each, which W_d counts, so m_d + 1 takes the place of m_d; and as the batch may be smaller
 than what is counted, the most that any smaller one takes takes that of t. Policies that choose

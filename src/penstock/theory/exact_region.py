@@ -120,11 +120,9 @@ def exact_region(
     most = np.maximum.accumulate(seconds)
     asked = slots, chances, decodes - lengths.mean_prompt, gap
     exact = solve(least, *asked)
-    return (
-        exact
-        if np.array_equal(least, most)
-        else dataclasses.replace(exact, rate=solve(most, *asked).rate)
-    )
+    if np.array_equal(least, most):
+        return exact
+    return dataclasses.replace(exact, rate=solve(most, *asked).rate)
 
 
 def solve(seconds: Floats, slots: int, chances: Floats, decodes: float, gap: float) -> ExactRegion:
@@ -134,13 +132,12 @@ def solve(seconds: Floats, slots: int, chances: Floats, decodes: float, gap: flo
     for _ in range(_MOST_STEPS):
         rate, pieces, decode = program.mixed()
         news = 0
-        for share in (_SMOOTH, 0.0) if best is not None else (0.0,):
-            tried = pieces, decode
-            if best is not None and share:
-                tried = (
-                    share * best[0] + (1 - share) * pieces,
-                    share * best[1] + (1 - share) * decode,
-                )
+        for share in (_SMOOTH, 0.0):
+            near, near_decode = best or (pieces, decode)
+            tried = (
+                share * near + (1 - share) * pieces,
+                share * near_decode + (1 - share) * decode,
+            )
             bound, news = program.priced(*tried, rate, pieces, decode)
             if bound < upper:
                 upper, best = bound, tried

@@ -165,21 +165,22 @@ def proof_of(load: Load, asked: Iterable[Hypothesis], *, sound: bool, by_arrival
 
 def ample_memory(load: Load) -> Hypothesis:
     """All requests that may run at once fit into the KV memory, by the law of their lengths."""
+    return kv_memory(load.server, _longest(load), reused=load.reused)
+
+
+def _longest(load: Load) -> Longest | None:
+    """Return the longest requests as they hold memory; None: lengths have no limit."""
     declares = load.workload.declared is not None
-    longest = with_wasted(largest(load.work.lengths), load.server, declares=declares)
-    return kv_memory(load.server, longest, reused=load.reused)
+    return with_wasted(largest(load.work.lengths), load.server, declares=declares)
 
 
 def _with_places_that_fit(load: Load, ample: Hypothesis, *, by_arrival: bool) -> Hypothesis:
     """Say with which max batch size memory would be ample, and up to which rate that is proved."""
-    declares = load.workload.declared is not None
-    longest = with_wasted(largest(load.work.lengths), load.server, declares=declares)
-    running = at_once(load.server, longest)
+    running = at_once(load.server, _longest(load))
     from penstock.theory.drift import drift, full_or_all  # most servers fill their batches
 
-    if running is None or running.fits or not running.fitting or load.reused:
-        return ample
-    if not full_or_all(load.server):
+    known = running is not None and not running.fits and not load.reused
+    if not (running and known and running.fitting and full_or_all(load.server)):
         return ample
     fewer = dataclasses.replace(load.server, max_batch_size=running.fitting, memory=None, gpu=None)
     wasteful = load.wasted[1] > 0
