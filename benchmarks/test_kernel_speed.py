@@ -150,7 +150,7 @@ def test_a_step_ahead_costs_little(  # type: ignore[no-untyped-def]
     record("speed", median_ratio(benchmark, at_once, ahead), "x that at once")
 
 
-@pytest.mark.parametrize("policy", ["maxweight", "maxweight-tokens", "pool-controlled"])
+@pytest.mark.parametrize("policy", ["maxweight", "maxweight-tokens", "pool-controlled", "priced"])
 def test_an_adaptive_policy_takes_at_most_three_times_as_long(
     benchmark, record: Record, policy: str
 ) -> None:  # type: ignore[no-untyped-def]

@@ -3,25 +3,25 @@
 
 ``python benchmarks/studies/adaptive_limits.py tables`` draws 120 tables (scope ``batch``) and
 prints the largest of five shares of the region's boundary at which `penstock.verdict` says stable
-(half an hour of processor time). ``running`` takes four servers of a preset and the first 20 points
-of ``adaptive_sweep.py`` whose max batch size is below the token budget, and prints
-`penstock.max_rate` as a share of the boundary, for each policy (15 minutes); that search begins at
-0.98.
+(half an hour of processor time). ``running`` takes four servers of a preset and the 200 points of
+``adaptive_sweep.py`` in scope ``running``, and prints which share of the boundary each policy
+carries of a backlog, Sarathi-Serve also at the best multiple of b0 (40 minutes on two cores).
 """
 
+import concurrent.futures
 import dataclasses
-import itertools
 import sys
 from collections.abc import Iterator
 
 import numpy as np
-from adaptive_sweep import LONGEST, Point
+from adaptive_sweep import LONGEST, POINTS, Point
 
 import penstock as ps
+from penstock.theory.region import linear_program
 
 TABLES = 120
 SHARES = (0.97, 0.95, 0.9, 0.85, 0.8)
-POLICIES = ("sarathi", "pool-controlled", "maxweight", "maxweight-tokens")
+BEHIND = 0.02  # share of the boundary
 PRESET = (
     (1024, 64, 2000, 200),
     (512, 64, 500, 200),
@@ -92,31 +92,56 @@ def of_running() -> Iterator[tuple[str, Case]]:
         yield f"preset {budget} {slots} {prompt}/{output}", (
             ps.Server(batch_time, budget, slots), lengths(prompt), lengths(output)
         )  # fmt: skip
-    points = (Point.draw(number) for number in itertools.count())
-    binding = (
-        point for point in points if (point.server.max_batch_size or 0) < point.server.token_budget
-    )
-    for point in itertools.islice(binding, 20):
+    for point in map(Point.draw, range(POINTS)):
         yield (
             str(point),
             (dataclasses.replace(point.server, scope="running"), point.prompt, point.output),
         )
 
 
+def carried(case: Case) -> dict[str, float]:
+    """Return the share of the boundary that each policy carries of a backlog."""
+    server, prompt, output = case
+    direction = (prompt.mean_tokens, server.tokens_per_request(0, output.mean_tokens))
+    best = linear_program(server, direction, prompt=prompt)
+    requests = min(max(20_000, 60 * (server.max_batch_size or 1)), 400_000)
+    rng = np.random.default_rng(1)
+    tokens = [
+        np.minimum(rng.geometric(1 / each.mean_tokens, requests), each.max) for each in case[1:]
+    ]
+    backlog = ps.Workload.from_arrays(np.zeros(requests), *tokens)
+    prices = best.prices
+    worth = (
+        tokens[0] * prices.seconds_per_prefill_token
+        + prices.seconds_per_prefill_request
+        + server.tokens_per_request(0, tokens[1]) * prices.seconds_per_decode_token
+    )
+
+    def share(tried: ps.Server) -> float:
+        """Return the seconds' worth, at the region's prices, of what ends in a second."""
+        ends = ps.simulate(backlog, tried).requests["finish_ns"].to_numpy() / 1e9
+        order = np.argsort(ends, kind="stable")[requests // 4 : 3 * requests // 4]
+        return float(worth[order[1:]].sum() / (ends[order[-1]] - ends[order[0]]))
+
+    policies = [policy for policy in ps.POLICIES if ps.POLICIES[policy].batching.own_budget]
+    b0 = server.batch_time.b0
+    budgets = [*range(b0, server.token_budget, b0), server.token_budget]
+    fixed = [share(dataclasses.replace(server, policy="sarathi", token_budget=b)) for b in budgets]
+    own = {policy: share(server.with_policy(policy)) for policy in policies}
+    return {"sarathi": fixed[-1], f"sarathi {budgets[np.argmax(fixed)]}": max(fixed), **own}
+
+
 def running() -> None:
-    """Print a row for each server."""
-    for name, (server, prompt, output) in of_running():
-        bound = ps.region(server, prompt=prompt, output=output).max_rate
-        workload = ps.Workload.poisson(bound, prompt, output)
-        rates = (
-            ps.max_rate(workload, server.with_policy(policy), precision=0.02).rate
-            for policy in POLICIES
-        )
-        print(
-            name,
-            *(f"{policy} {rate / bound:.3f}" for policy, rate in zip(POLICIES, rates, strict=True)),
-            flush=True,
-        )
+    """Print a row for each server, and how often `priced` is behind."""
+    names, cases = zip(*of_running(), strict=True)
+    behind = 0
+    with concurrent.futures.ProcessPoolExecutor(2) as pool:
+        for name, shares in zip(names, pool.map(carried, cases), strict=True):
+            lost = max(v for k, v in shares.items() if "maxweight" not in k) - shares["priced"]
+            behind += lost > BEHIND
+            row = (f"{policy} {share:.3f}" for policy, share in shares.items())
+            print("behind" if lost > BEHIND else "      ", name, *row, flush=True)
+    print(f"priced is behind the best of sarathi and pool-controlled by {BEHIND:.0%} at {behind}")
 
 
 if __name__ == "__main__":

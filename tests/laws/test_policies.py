@@ -1,6 +1,7 @@
 """Laws that every policy obeys, in either scope and convention. A new policy is tested by being in `POLICIES`."""
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -164,10 +165,9 @@ class TestEveryRun:
 def test_what_a_policy_claims_about_work_conservation_is_so(policy: Policy, scope, convention):
     """Without a max batch size: b = min(supply, b_max) in every batch, or a batch found that refutes it."""
     assert policy.work_conserving is not None, "a policy of the library says what it is, or is left out of Theorem 1"
+    wasteful = replace(server(policy, scope, convention, None), token_budget=70)  # its last step is hardly used
     audits = (
-        audit(
-            simulate(workload(rate, seed), server(policy, scope, convention, None), requests=300, record="allocations")
-        )
+        audit(simulate(workload(rate, seed), wasteful, requests=300, record="allocations"))
         for seed in range(10)
         for rate in (8.0, 14.0)
     )
@@ -176,7 +176,7 @@ def test_what_a_policy_claims_about_work_conservation_is_so(policy: Policy, scop
     else:
         refuted = next((found for found in audits if not found.paper.held), None)
         assert refuted is not None, "no counter-example in 20 runs"
-        assert refuted.paper.first.tokens < 64 <= refuted.paper.first.supply
+        assert refuted.paper.first.tokens < 70 <= refuted.paper.first.supply
         assert refuted.strong.held is False, "the strong predicate implies the paper's"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock.kernel.signatures import DECODE_FIRST, PREFILL_FIRST, Limits, Queue
-from penstock.system.adaptive import MOST_BUDGETS, budgets, maxweight, maxweight_parameters, maxweight_tokens
+from penstock.system.adaptive import MOST_BUDGETS, budgets, maxweight, maxweight_tokens, price_corners
 from penstock.system.policies import fields_read
 from penstock.theory.region import linear_program
 
@@ -135,7 +135,7 @@ def worth_of_every_batch(queue: Queue, by_prefill: float, by_decode: float) -> I
 @pytest.mark.parametrize("by_tokens", [False, True])
 def test_no_batch_is_worth_more_than_that_of_maxweight(by_tokens: bool) -> None:
     """At the size of a real server, by trying all; the means are learnt from the totals."""
-    params = np.array(maxweight_parameters(TP1, 1024, 100))
+    params = np.array(SERVER.with_policy("maxweight").params)
     phases = set()
     for queue in random_queues(7, 150, 100):
         m_p = queue.arrived_tokens / queue.arrived
@@ -236,6 +236,94 @@ def test_where_no_max_batch_size_binds_the_pool_is_not_controlled_whatever_the_p
         for params in ((1.0, 2.0, 128.0, 1024.0), SERVER.with_policy("pool-controlled").params):
             limits = Limits(1024, slots)
             assert ps.POLICIES["pool-controlled"](queue, limits, params) == ps.POLICIES["sarathi"](queue, limits)
+
+
+# ---------------------------------------------------------------- at the prices of the region
+
+
+def steps_and_tables() -> Iterator[ps.Server]:
+    """Yield servers of steps and of rough tables."""
+    yield SERVER
+    for slots in (1, 4, 128, 200, 1_024):
+        yield dataclasses.replace(SERVER, max_batch_size=slots)
+    yield from rough_tables(5, 6)
+
+
+def test_the_best_corner_of_the_prices_is_what_the_region_says_a_request_costs() -> None:
+    """Whatever the lengths, as its linear program says; where loads are thinned, to within a thousandth."""
+    for server in steps_and_tables():
+        slots = min(server.max_batch_size or server.token_budget, server.token_budget)
+        loads = budgets(server.batch_time, server.token_budget, slots)
+        corners = price_corners(server.batch_time, slots, loads)
+        for prompt, output in ((29, 990), (290, 990), (1_516, 30), (60, 15), (9_250, 990)):
+            lengths = ps.Geometric(prompt, max=server.token_budget + 8 * prompt)
+            scale = linear_program(server, (prompt, output), prompt=lengths).scale
+            assert 1 / (corners @ [prompt, 1, output]).max() == pytest.approx(scale, rel=2e-3)
+
+
+def test_at_no_corner_of_the_prices_a_batch_earns_more_than_its_time() -> None:
+    for server in steps_and_tables():
+        slots = min(server.max_batch_size or server.token_budget, server.token_budget)
+        loads = budgets(server.batch_time, server.token_budget, slots)
+        for token, end, step in price_corners(server.batch_time, slots, loads):
+            for load in loads.tolist():
+                decodes = np.arange(min(slots, load) + 1)
+                prompts = np.minimum(slots - decodes, load - decodes)
+                prefill = np.where(prompts > 0, load - decodes, 0)
+                seconds = server.batch_time(np.maximum(prefill + decodes, 1))
+                assert (prefill * token + prompts * end + decodes * step <= seconds * (1 + 1e-9)).all()
+
+
+def priced_worth(queue: Queue, batch: tuple[float, int], prices: tuple[float, float, float]) -> float:
+    """Return what so many prefill tokens and decodes are worth per second, prompts as long as on average."""
+    x, y = batch
+    others = max((queue.prompt_tokens - queue.head_tokens) / max(queue.prompts - 1, 1), 1)
+    ends = (x >= queue.head_tokens) + max(x - queue.head_tokens, 0) / others if x else 0
+    token, end, step = prices
+    return (x * token + ends * end + y * step) / (SECONDS[math.ceil(x + y - 1e-9)] or 1)
+
+
+def test_no_batch_is_worth_more_than_the_priced_one() -> None:
+    """By trying all numbers of prompts and budgets at the size of a real server, under one corner of prices."""
+    server = SERVER.with_policy("priced")
+    for token, end, step in ((277e-6, 0.0, 391e-6), (16e-6, 0.0, 467e-6), (0.0, 467e-6, 467e-6)):
+        params = np.array([*server.params[:2], 120.0, 0.0, 1.0, token, end, step, *server.params[-16:]])
+        for queue in random_queues(8, 100, 100):
+            queue = queue._replace(prompts=min(queue.prompts, 100))
+            others = max((queue.prompt_tokens - queue.head_tokens) / max(queue.prompts - 1, 1), 1)
+            x, y, _ = ps.POLICIES["priced"](queue, LIMITS, params)
+            n = 1 + max(math.ceil((x - queue.head_tokens) / others - 1e-6), 0) if x else 0
+            worth = priced_worth(queue, (x, min(y, 100 - n)), (token, end, step))
+            best = 0.0
+            for budget in range(128, 1_025, 128):
+                for n in range(min(queue.prompts, 100) + 1):
+                    hold = queue.head_tokens + (n - 1) * others if n else 0.0
+                    most = min(queue.decoding, 100 - n, budget)
+                    for decodes in {most, max(min(most, budget - math.ceil(hold)), 0)}:
+                        batch = (min(hold, budget - decodes), decodes)
+                        best = max(best, priced_worth(queue, batch, (token, end, step)))
+            assert worth >= best * (1 - 2e-2), (queue, x, y)
+
+
+@pytest.mark.parametrize(
+    ("decoding", "expected"),
+    [
+        (0, (1024, 0)),  # nobody decodes: prompts
+        (80, (48, 80)),
+        (105, (29, 99)),  # up to the stock, each batch has a prompt
+        (150, (0, 100)),  # beyond it none has
+    ],
+)
+def test_the_more_decode_the_less_prefill_a_priced_batch_has(decoding: int, expected: tuple[int, int]) -> None:
+    params = dataclasses.replace(SERVER.with_policy("priced"), policy_params=(290, 2_000)).params
+    queue = Queue(50, 14_500, decoding, head_tokens=290)
+    assert ps.POLICIES["priced"](queue, LIMITS, params) == (*expected, PREFILL_FIRST)
+
+
+def test_where_running_requests_count_decodes_leave_places_to_prompts() -> None:
+    assert dataclasses.replace(SERVER.with_policy("priced"), scope="running").params[2] == 95.0
+    assert dataclasses.replace(SERVER.with_policy("priced"), max_batch_size=4, scope="running").params[2] == 2.5
+    assert SERVER.with_policy("priced").params[2] == 120.0
 
 
 # ---------------------------------------------------------------- what a policy looks at

@@ -21,7 +21,9 @@ from penstock.theory.certify import certify
 from penstock.theory.region import sarathi_region
 from penstock.workload.workload import Workload
 
-FROM_SIMPLE_TO_SUBTLE = ("sarathi", "orca", "pool-controlled", "maxweight", "maxweight-tokens")
+FROM_SIMPLE_TO_SUBTLE = (
+    *("sarathi", "orca", "pool-controlled", "priced", "maxweight", "maxweight-tokens"),
+)
 """The policies that are tried beside the current one, in the order in which a tie is settled."""
 
 SAFE = 0.9

@@ -19,7 +19,7 @@ from penstock.kernel.signatures import DECODE_FIRST, PREFILL_FIRST
 from penstock.system import hull
 from penstock.system.batch_time import BatchTime
 
-Parameters = Callable[[BatchTime, int, int | None], tuple[float, ...]]
+Parameters = Callable[[BatchTime, int, int | None, str], tuple[float, ...]]
 
 MOST_BUDGETS = 40
 """So many budgets are weighed for a batch at most, besides those that the best mixes of batches
@@ -84,7 +84,7 @@ def _corner_loads(seconds: Floats, slots: int) -> Ints:
 
 
 def maxweight_parameters(
-    batch_time: BatchTime, token_budget: int, max_batch_size: int | None = None
+    batch_time: BatchTime, token_budget: int, max_batch_size: int | None, scope: str
 ) -> tuple[float, ...]:
     """Return mean prompt and decode tokens (0: learn it), budgets, and 1 / their times, 1/s."""
     loads = budgets(batch_time, token_budget, max_batch_size)
@@ -93,7 +93,7 @@ def maxweight_parameters(
 
 
 def pool_parameters(
-    batch_time: BatchTime, token_budget: int, max_batch_size: int | None = None
+    batch_time: BatchTime, token_budget: int, max_batch_size: int | None, scope: str
 ) -> tuple[float, ...]:
     """Return the numbers of decoding requests L = .9 k and U = 1.2 k, then the budgets."""
     low, high = (
@@ -261,3 +261,156 @@ def pool_controlled(queue, limits, params):  # type: ignore[no-untyped-def]
                 break
     prefill = min(queue.prompt_tokens, budget - decode)
     return prefill, decode, DECODE_FIRST
+
+
+# -- at the prices of the region
+
+# Where the max batch size counts the requests of a batch, a stock of decodes beyond it is kept,
+# lest a batch lack some; where it counts those that run, decodes take the places of prompts. Per
+# max batch size: the number of decodes at which nothing is tilted, and how much prefill gains over
+# decode with each that is lacking. Fitted on the points 200 to 399 of
+# `benchmarks/studies/adaptive_sweep.py`, judged on 0 to 199 (docs/adaptive.md).
+_STOCK = {"batch": (1.2, 0.4), "running": (0.95, 2.5)}
+_PLACES = 1.5  # that are left to prompts at least, where running requests count
+_MOST_TILT = 0.5
+_CAP = 2.5  # stocks: with so many in decode no prompt is served (Theorem 3 asks for a cap)
+
+_CLOSE = 0.03
+"""Corners at which a mean request is worth as much as at the best, less this share, are mixed: so
+the prices do not jump as the mean lengths are learnt, and at a corner of the region they favour
+neither of its sides.
+"""
+
+_STARVED = 0.3
+"""What a prefill token gains besides where decodes lack: a share of a mean request's worth for each
+of its prompt's tokens. Where places alone bind, tokens are worth nothing.
+"""
+
+_LEAST = 1e-4  # of it always, a decode twice that: what is worth nothing is better than nothing
+_CORNERS = 5  # of the parameters: from this one on
+_BESIDE, _ALONE = 2, 3  # kinds of batches, by their prompts: those that fill them
+
+
+def priced_parameters(
+    batch_time: BatchTime, token_budget: int, max_batch_size: int | None, scope: str
+) -> tuple[float, ...]:
+    """Return mean prompt and decode tokens (0: learn it), the stock of decodes and its tilt, the
+    corners of the prices, and the loads weighed with 1 / their times, 1/s.
+    """
+    slots = min(max_batch_size or token_budget, token_budget)
+    loads = budgets(batch_time, token_budget, max_batch_size)
+    corners = price_corners(batch_time, slots, loads)
+    stock, steep = _STOCK[scope]
+    stock *= slots
+    if scope == "running":
+        stock = min(stock, max(slots - _PLACES, 1.0))
+    return (
+        *(_LEARN, _LEARN),
+        *(stock, steep / slots),
+        *(float(len(corners)), *corners.ravel().tolist()),
+        *np.column_stack([loads, 1 / batch_time.by_tokens(loads)]).ravel().tolist(),
+    )
+
+
+def price_corners(batch_time: BatchTime, slots: int, loads: Ints) -> Floats:
+    """Return the corners of all prices of a prefill token, of a prompt that ends and of a decode
+    under which no batch of these loads earns more than its time; seconds, shape (corners, 3).
+    """
+    # Of each load the batch without decodes and the one with the most, and the best of decodes
+    # alone (`penstock.theory.region`). A corner of the prices is a facet of the hull of what the
+    # batches have per second and of all below.
+    from scipy.spatial import ConvexHull  # takes a while to load
+
+    seconds = batch_time.by_tokens
+    alone, _ = seconds.best_load(slots)
+    prompts = np.minimum(loads, slots)
+    beside = loads[loads > slots]
+    one = np.ones_like(beside)
+    batches = np.vstack([
+        [0, 0, alone],
+        np.column_stack([loads, prompts, 0 * loads]),
+        np.column_stack([beside - slots + 1, one, (slots - 1) * one]),
+    ])  # fmt: skip
+    per_second = batches / seconds(np.r_[alone, loads, beside])[:, None]
+    most = per_second.max(axis=0)
+    below = [per_second / most * np.array(kept) for kept in np.ndindex(2, 2, 2)]
+    equations = ConvexHull(np.vstack(below)).equations
+    normals, offsets = equations[:, :3], -equations[:, 3:]
+    outer = (normals > -_TIE).all(axis=1) & (offsets[:, 0] > _TIE)
+    prices = np.maximum(normals[outer] / offsets[outer], 0.0)
+    same = np.unique(prices.round(9), axis=0, return_index=True)[1]
+    corners: Floats = prices[same] / most
+    return corners
+
+
+def priced(queue, limits, params):  # type: ignore[no-untyped-def]
+    """Take the batch worth most per second, at the region's prices for the mean lengths."""
+    prompt, decode = _means(
+        params, queue.arrived, queue.arrived_tokens, queue.finished, queue.finished_decodes
+    )
+    # -- the prices: a mean of the corners at which a mean request is worth the most, or close to it
+    loads = _CORNERS + 3 * int(params[_CORNERS - 1])
+    most = 0.0
+    for corner in range(_CORNERS, loads, 3):
+        worth = params[corner] * prompt + params[corner + 1] + params[corner + 2] * decode
+        most = max(most, worth)
+    token = end = step = weights = 0.0
+    for corner in range(_CORNERS, loads, 3):
+        worth = params[corner] * prompt + params[corner + 1] + params[corner + 2] * decode
+        weight = worth - (1 - _CLOSE) * most
+        if weight > 0:
+            weights += weight
+            token += weight * params[corner]
+            end += weight * params[corner + 1]
+            step += weight * params[corner + 2]
+    # -- how far prefill is put before decode: as decodes lack, where they are the dearer, or (below
+    # 0) are in excess
+    tilt = min(max((params[2] - queue.decoding) * params[3], -_MOST_TILT), _MOST_TILT)
+    if tilt > 0:
+        tilt *= max(1 - token / step, 0.0) if step > 0 else 0.0
+    per_token = most / max(prompt, 1.0)
+    token = (1 + tilt) * token / weights + (_LEAST + _STARVED * max(tilt, 0.0)) * per_token
+    end *= (1 + tilt) / weights
+    step = (1 - tilt) * step / weights + 2 * _LEAST * per_token
+
+    # -- the batch: of each load those with the prompts for which decodes leave places, with one at
+    # least, with as few as fill it beside decodes, and as fill it alone; where places abound one
+    # will do
+    slots, head = limits.batch_size, queue.head_tokens
+    decoding, prompts = min(queue.decoding, slots), min(queue.prompts, slots)
+    if queue.decoding >= _CAP * params[2]:
+        prompts = 0
+    per_prompt = min(max(prompts - 1, 1) / max(queue.prompt_tokens - head, 1), 1.0)
+    mean = 1 / per_prompt
+    abound = _BESIDE if step >= token + end * per_prompt else _ALONE
+    best, best_x, best_y, smaller = -1.0, 0.0, 0, 0.0
+    for entry in range(loads, params.size - 1, 2):
+        load = int(params[entry])
+        beside = 1 + int(np.ceil((load - min(decoding, load) - head) * per_prompt))
+        first, last = 0, _ALONE if prompts > 0 else 0
+        if prompts > 0 and min(beside, prompts) + decoding <= slots:
+            first = last = abound
+        for kind in range(first, last + 1):
+            n, y = max(slots - decoding, kind), decoding
+            if kind == _BESIDE:
+                n = beside
+                if n + decoding > slots:
+                    n = 1 + int(np.ceil((load - slots + 1 - head) / max(mean - 1, _TIE)))
+            elif kind == _ALONE:
+                n = 1 + int(np.ceil((load - head) * per_prompt))
+                y = max(load - int(np.ceil(head + (n - 1) * mean)), 0)
+            n = min(max(n, min(kind, 1)), prompts)
+            y = min(y, slots - n, load)
+            x = ends = 0.0
+            if n > 0:
+                x = min(head + (n - 1) * mean, float(load - y))
+                ends = (x >= head) + max(x - head, 0.0) * per_prompt
+            worth = (x * token + ends * end + y * step) * params[entry + 1]
+            if worth > best and x + y > smaller:
+                best, best_x, best_y = worth * (1 + _TIE), x, y
+        if queue.prompt_tokens + decoding <= load:
+            break
+        smaller = float(load)
+    # So many prompt tokens, of as many prompts as hold them; a decode less for each beyond n.
+    tokens = int(best_x + 0.5)
+    return tokens, int(best_x + best_y + 0.5) - tokens, PREFILL_FIRST

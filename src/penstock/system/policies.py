@@ -65,9 +65,9 @@ class Policy(OwnFunction, Scheduler):
         Whether it fills the token budget whenever what waits allows it, under no max batch size;
         None: not known. Theorem 1(b) needs it. The audit of a run can refute it.
     parameters
-        ``(batch_time, token_budget, max_batch_size) -> numbers``: the parameters that it gets where
-        a server's ``policy_params`` gives none, or only the first of them. None: it gets those
-        given.
+        ``(batch_time, token_budget, max_batch_size, scope) -> numbers``: the parameters that it
+        gets where a server's ``policy_params`` gives none, or only the first of them. None: it
+        gets those given.
     takes
         What ``policy_params`` may give, in order; None: anything.
     back_pressure
@@ -309,6 +309,8 @@ POLICIES: dict[str, Policy] = {
         Policy("pool-controlled", adaptive.pool_controlled, True, adaptive.pool_parameters, _POOL,
         own_budget=True,
                rising=True),
+        Policy("priced", adaptive.priced, False, adaptive.priced_parameters, _MEANS,
+        own_budget=True),
     )
 }  # fmt: skip
 """The policies that have a name: those of the paper's Table 1 in its order, then the adaptive ones.

@@ -157,12 +157,10 @@ class Server(Checked):
         numbers = self.policy_params
         if self.policy.parameters is None:
             return numbers
-        return (
-            *numbers,
-            *self.policy.parameters(self.batch_time, self.token_budget, self.max_batch_size)[
-                len(numbers) :
-            ],
+        follow = self.policy.parameters(
+            self.batch_time, self.token_budget, self.max_batch_size, self.scope
         )
+        return (*numbers, *follow[len(numbers) :])
 
     @property
     def scope_warning(self) -> str | None:
