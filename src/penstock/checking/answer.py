@@ -10,6 +10,7 @@ from penstock.checking.batch_means import OfLatency
 from penstock.checking.doubt import Doubt
 from penstock.checking.enough_requests import MOST_TIMES_LONGER
 from penstock.checking.latency import SteadyState
+from penstock.checking.metastable import Metastable
 from penstock.checking.stability import RECORDED, Stability
 from penstock.checking.targets import TargetAnswer
 from penstock.errors import InputError
@@ -114,6 +115,13 @@ class Answer(OfSystem, OfLatency, Shown):
             key=None,
         ),
     ] = None
+    metastable: Annotated[
+        Metastable | None,
+        Meaning(
+            "Of a server that does not work off a backlog, and yet holds from empty: both rates, "
+            "and the burst that tips it."
+        ),
+    ] = None
     unsteady: Annotated[
         str | None,
         Meaning("Why what was recorded has no steady state; None: nothing says so.", key=None),
@@ -130,11 +138,14 @@ class Answer(OfSystem, OfLatency, Shown):
     @computed()
     def verdict(self) -> str:
         """Both in one word: ``contradiction``, or what the theorem says, or where it says nothing
-        the test; ``undecided`` where other batch times that may be true give another.
+        the test; ``metastable`` where a backlog grows that from empty never comes to be;
+        ``undecided`` where other batch times that may be true give another.
         """
         if self.disagreement:
             return "contradiction"
-        return "undecided" if self.hinges_on_calibration else self._deciding.verdict
+        if self.hinges_on_calibration:
+            return "undecided"
+        return self._deciding.verdict if self.metastable is None else "metastable"
 
     @property
     def reason(self) -> str:
@@ -345,7 +356,7 @@ class Answer(OfSystem, OfLatency, Shown):
         """Return what to do about targets that are not met, or too much load, or None."""
         if self.latency_refused and self.is_network:
             return self._less_load_of_pools()
-        if self.verdict == "unstable" and not self.targets:
+        if self.verdict in ("unstable", "metastable") and not self.targets:
             return self._less_load(file)
         if not self.missed:
             return None
@@ -396,6 +407,8 @@ class Answer(OfSystem, OfLatency, Shown):
                 f"KV memory holds it back, which carries about {self.full.rate:,.4g} requests/s "
                 "once it is full"
             )
+        if self.metastable is not None:
+            cause += "; with fewer requests at once (max batch size) it may never fill"
         return (
             f"{cause}: `penstock max-rate {file}` says how much it carries, `penstock recommend "
             f"{file}` with which limits it carries more, and {plan}"

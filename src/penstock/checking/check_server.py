@@ -7,6 +7,7 @@ from penstock.checking.answer import ROWS_UP_TO, Answer, latency_warnings, no_st
 from penstock.checking.doubt import beyond_rows, doubt_of
 from penstock.checking.enough_requests import checked_precision, estimate
 from penstock.checking.latency import SteadyState, judged
+from penstock.checking.metastable import two_states
 from penstock.checking.notes import kv_notes, load_warnings, memory_warnings
 from penstock.checking.recordings import recording_notes
 from penstock.checking.stability import Stability
@@ -87,6 +88,7 @@ def answer_of_server(
     run, latency = asked.simulated(server, rho, progress)
     certificate = certificate.with_found(run.found_share, run.server)
     full = memory_is_full(workload, server) if estimate_memory else None
+    both = two_states(workload, server, stability, certificate, full, progress)
     kv, kv_doubt = kv_notes(workload, server, stability.verdict, search=estimate_memory)
     return Answer(
         (workload, server),
@@ -107,6 +109,7 @@ def answer_of_server(
             *kv,
         ),
         full=full,
+        metastable=both,
         calibration=doubt_of((workload, server)),
         unsteady=unsteady,
         kv_doubt=kv_doubt,

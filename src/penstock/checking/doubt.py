@@ -123,10 +123,11 @@ class Doubt(Reach):
         """Return whether a verdict is the same over the interval."""
         return {answer, self.slow.verdict, self.fast.verdict} == {answer}
 
-    def held(self, answer: str) -> str:
+    @property
+    def held(self) -> str:
         """Say that a verdict is the same at both ends."""
         how = "by theorem" if self.by_theorem else "though not by theorem at both"
-        return f"it is {answer} at their slow and at their fast end, {how}"
+        return f"it is {self.slow.verdict} at their slow and at their fast end, {how}"
 
     @property
     def remedy(self) -> str:
@@ -138,7 +139,7 @@ class Doubt(Reach):
     def reason(self, answer: str) -> str:
         """Say in a sentence what the verdict hinges on, or that it holds."""
         if self.holds(answer):
-            return f"{self.held(answer)}: {self.interval}"
+            return f"{self.held}: {self.interval}"
         return (
             f"{self.interval}; with the slow end it is {self.slow.verdict}, with the fast end "
             f"{self.fast.verdict}; {self.remedy}"

@@ -156,6 +156,8 @@ def _of_test(answer: Answer) -> list[Line]:
         return [Line("undecided", text, judges=True)]
     if test is None:
         return [Line("not tested", sentence(answer.stability_skipped or ""), judges=True)]
+    if answer.metastable is not None:
+        return [Line("metastable", f"by simulation: {answer.metastable.reason}.", judges=True)]
     if answer.certificate.verdict not in ("unknown", "critical"):
         return []
     ends = ""

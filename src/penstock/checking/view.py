@@ -22,6 +22,7 @@ from penstock.checking.view_parts import (
     run_in_words,
     target_verdicts,
     theorem_and_test,
+    two_states_section,
 )
 from penstock.scenario.scenario import Scenario
 from penstock.show.answers import page_of
@@ -70,7 +71,9 @@ def answer_page(answer: Answer, scenario: Scenario | None = None) -> Page:
 def _parts_of_server(answer: Answer) -> Parts:
     """Return load and limits, nothing of pools and of stages, and latency with its figures."""
     name = answer.server.policy.name
+    both = answer.metastable
     latency = [
+        *([] if both is None else [two_states_section(both)]),
         _latency_section(answer),
         *figure_sections({name: answer.run}, [name] if answer.latency_refused else []),
         *batch_sections({name: answer.run}, {name: answer.drawn}),

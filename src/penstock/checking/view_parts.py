@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.checking.answer import Answer, Drawn
 from penstock.checking.head import BECAUSE, MIDDLE, SAME
+from penstock.checking.metastable import Metastable
 from penstock.checking.targets import Estimate, TargetAnswer
 from penstock.show.page import Fact, Figure, Hypothesis, Section, Table, Verdict
 from penstock.simulation.run import Run
@@ -79,6 +80,8 @@ def theorem_and_test(answer: Answer) -> list[Verdict]:
     verdicts = [Verdict(certificate.verdict, f"{certificate.reason}.", source)]
     if test:
         verdicts.append(Verdict(test.verdict, f"{test.reason}.", by_test))
+        if answer.metastable is not None:
+            verdicts.append(Verdict("metastable", f"{answer.metastable.reason}.", by_test))
         if certificate.verdict == "unknown":
             verdicts.reverse()
     return contradictions({"": answer}) + hinging({"": answer}) + verdicts
@@ -116,7 +119,7 @@ def batch_times(answer: Answer) -> list[Section]:
     if doubt.cached:
         said += " Load, limit and margin are those of a prefix cache that keeps everything."
     if not answer.hinges_on_calibration and not answer.disagreement:
-        said += f" {sentence(doubt.held(answer.verdict))}"
+        said += f" {sentence(doubt.held)}"
     return [Section("Batch times", [said], facts=facts, why=True)]
 
 
@@ -290,6 +293,11 @@ def figure_sections(runs: Mapping[str, Run], refused: Sequence[str] = ()) -> lis
         "Distribution of latency", figures=lambda: [_figures().latency_figure(runs, refused)]
     )
     return [tokens, latency]
+
+
+def two_states_section(of: Metastable) -> Section:
+    """Draw a server with two states from both sides."""
+    return Section("Two states at one rate", figures=lambda: [_figures().both_states_figure(of)])
 
 
 def batch_sections(runs: Mapping[str, Run], drawn: Mapping[str, Drawn]) -> list[Section]:

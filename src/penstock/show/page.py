@@ -13,7 +13,7 @@ from typing import Any, Literal
 GOOD = frozenset({"stable", "met", "held", "inside", "steady"})
 BAD = frozenset(
     {"contradiction", "unstable", "critical", "missed", "unreachable", "fails", "outside"}
-    | {"overloaded", "refused", "filling", "held back", "too short"}
+    | {"metastable", "overloaded", "refused", "filling", "held back", "too short"}
 )
 PLAIN = frozenset({"swept", "calibrated", "fitted", "keep", "change", "saturated", "closed"})
 """Words that say what was done and judge nothing."""

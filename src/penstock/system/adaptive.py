@@ -275,18 +275,12 @@ _PLACES = 1.5  # that are left to prompts at least, where running requests count
 _MOST_TILT = 0.5
 _CAP = 2.5  # stocks: with so many in decode no prompt is served (Theorem 3 asks for a cap)
 
+# Corners at which a mean request is worth as much as at the best, less this share, are mixed: so
+# the prices do not jump as means are learnt, and at a corner of the region favour neither side.
 _CLOSE = 0.03
-"""Corners at which a mean request is worth as much as at the best, less this share, are mixed: so
-the prices do not jump as the mean lengths are learnt, and at a corner of the region they favour
-neither of its sides.
-"""
-
-_STARVED = 0.3
-"""What a prefill token gains besides where decodes lack: a share of a mean request's worth for each
-of its prompt's tokens. Where places alone bind, tokens are worth nothing.
-"""
-
-_LEAST = 1e-4  # of it always, a decode twice that: what is worth nothing is better than nothing
+# What a prefill token gains besides where decodes lack, where it may be worth nothing: a share of
+# a mean request's worth for each token of its prompt; and of it always, a decode twice that.
+_STARVED, _LEAST = 0.3, 1e-4
 _CORNERS = 5  # of the parameters: from this one on
 _BESIDE, _ALONE = 2, 3  # kinds of batches, by their prompts: those that fill them
 
@@ -339,8 +333,7 @@ def price_corners(batch_time: BatchTime, slots: int, loads: Ints) -> Floats:
     outer = (normals > -_TIE).all(axis=1) & (offsets[:, 0] > _TIE)
     prices = np.maximum(normals[outer] / offsets[outer], 0.0)
     same = np.unique(prices.round(9), axis=0, return_index=True)[1]
-    corners: Floats = prices[same] / most
-    return corners
+    return np.asarray(prices[same] / most)
 
 
 def priced(queue, limits, params):  # type: ignore[no-untyped-def]

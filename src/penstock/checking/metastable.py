@@ -1,0 +1,188 @@
+"""Two states at one rate: a server that holds from empty, and does not recover once it is full.
+
+Where KV memory is short, requests that run when it is full preempt each other, and what they do
+again makes a full server slower than one that never fills. So there are rates at which a backlog
+grows, and which the same server carries for hours from empty: until a burst, or bad luck, fills it.
+
+That is seen in runs of so many arrivals that the growth of a backlog would show beyond the noise of
+arrivals. A run has fallen over if it ends with more than half of what would pile up while the
+server is full.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Annotated
+
+import numpy as np
+
+from penstock.checking.stability import Stability
+from penstock.inputs.arrays import Floats
+from penstock.show.answers import AsData, Meaning
+from penstock.simulation.progress import Progress
+from penstock.simulation.quick import MemoryEstimate
+from penstock.simulation.run import Run
+from penstock.simulation.simulate import simulate
+from penstock.system.server import Server
+from penstock.theory.certificate import Certificate
+from penstock.words import span_of_time
+from penstock.workload.workload import Workload
+
+_LEAST, _MOST = 50_000, 400_000  # arrivals that it has to hold
+_NOISE = 64  # arrivals times the squared share that piles up: growth is then 2.8 times its noise
+_LEAST_AFTER, _NOISE_AFTER = 10_000, 16  # the same after a burst, where half of many runs decide
+_FULL = 5  # as many as run when it is full pile up at least
+_HOLDS, _TIPS = 8, 12  # runs, each with a seed of its own
+_FASTER = 1.05  # times the rate, until it does not hold
+_RATE, _BURST = 0.01, 0.03  # shares to which they are searched for
+_LARGEST = 16  # times as many as run when it is full: a burst
+_SHOWN = 1.5  # times the burst, in the figure
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Metastable(AsData):
+    """A server with two states at this rate."""
+
+    drains: Annotated[
+        float, Meaning("Requests/s up to which it works off a backlog, once KV memory is full.")
+    ]
+    holds: Annotated[
+        float, Meaning("Requests/s up to which it holds from empty, for as many arrivals.")
+    ]
+    held_s: Annotated[
+        float, Meaning("Seconds for which it holds from empty at this rate: so long it was tried.")
+    ]
+    burst: Annotated[
+        int,
+        Meaning(
+            "Requests at once, beside those that arrive, with which half of the runs fall over."
+        ),
+    ]
+    # Seconds and requests in the server, at instants, shape (instants, 2): with no burst, and with
+    # one of `shown` requests.
+    calm: Floats = dataclasses.field(repr=False)
+    tipped: Floats = dataclasses.field(repr=False)
+    shown: int = dataclasses.field(repr=False, default=0)
+
+    @property
+    def reason(self) -> str:
+        """Say it in a sentence."""
+        return (
+            f"from empty it holds, up to about {self.holds:,.3g} requests/s for "
+            f"{span_of_time(self.held_s)}, but it works off a backlog only up to "
+            f"{self.drains:,.3g} requests/s: about {self.burst:,} requests at once, beside those "
+            "that arrive, fill KV memory, and from then on it falls behind"
+        )
+
+
+def two_states(
+    workload: Workload,
+    server: Server,
+    test: Stability,
+    certificate: Certificate,
+    full: MemoryEstimate | None,
+    progress: Progress,
+) -> Metastable | None:
+    """Return the two states of a server under whose backlog KV memory is full; None: it has one.
+
+    ``test`` and ``full``: what a backlog does, and what it carries.
+    """
+    if full is None or test.verdict != "unstable" or certificate.verdict == "unstable":
+        return None
+    if workload.rows is not None or test.front_end >= 1:
+        return None
+    trial = _Trial(workload, server.behind_front_end, full)
+    if trial.arrivals > _MOST or not trial.holds(workload.rate):
+        return None
+    progress(0.3)
+    most = _bisected(trial.holds, workload.rate, certificate.max_rate, _FASTER, _RATE)
+    progress(0.6)
+    largest = _LARGEST * max(full.running, 1.0)
+    burst = math.ceil(_bisected(trial.stays, 1.0, largest, 2.0, _BURST))
+    if burst >= largest * (1 - _BURST):
+        return None
+    shown = math.ceil(_SHOWN * burst)
+    calm, tipped = (_path(trial.run(workload.rate, trial.after, size, 0)) for size in (0, shown))
+    held_s = trial.arrivals / workload.rate
+    return Metastable(full.rate, most, held_s, burst, calm, tipped, shown)
+
+
+def _bisected(
+    holds: Callable[[float], bool], low: float, high: float, faster: float, precision: float
+) -> float:
+    """Return about the largest value at which something holds that does at ``low``."""
+    above = low * faster
+    while above < high and holds(above):
+        low, above = above, above * faster
+    above = min(above, high)
+    while above > low * (1 + precision):
+        middle = math.sqrt(low * above)
+        low, above = (middle, above) if holds(middle) else (low, middle)
+    return low
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Trial:
+    """Runs of a server that is full at some rates, from empty and with a burst."""
+
+    workload: Workload
+    server: Server
+    full: MemoryEstimate
+
+    @functools.cached_property
+    def piles_up(self) -> float:
+        """Share of what arrives that piles up at least while the server is full."""
+        return 1 - self.full.rate_interval[1] / self.workload.rate
+
+    def _enough(self, least: int, noise: int) -> int:
+        """Return after how many arrivals a backlog shows."""
+        if self.piles_up <= 0:
+            return _MOST + 1
+        shows = max(noise / self.piles_up**2, _FULL * self.full.running / self.piles_up)
+        return max(least, math.ceil(shows))
+
+    @functools.cached_property
+    def arrivals(self) -> int:
+        """Arrivals that it has to hold."""
+        return self._enough(_LEAST, _NOISE)
+
+    @functools.cached_property
+    def after(self) -> int:
+        """Arrivals, of which a quarter come before a burst."""
+        return 4 * self._enough(_LEAST_AFTER, _NOISE_AFTER) // 3
+
+    def run(self, rate: float, arrivals: int, burst: int, seed: int) -> Run:
+        """Run from empty, with so many requests more at once after a quarter of the arrivals."""
+        seeds = np.random.SeedSequence([self.workload.seed, seed]).generate_state(1)
+        requests = self.workload.with_rate(rate).with_seed(int(seeds[0])).requests(arrivals + burst)
+        first = arrivals // 4
+        arrival_s = requests.arrival_s[:arrivals]
+        arrival_s = np.insert(arrival_s, first, np.full(burst, arrival_s[first]))
+        whole = Workload.from_arrays(
+            arrival_s, requests.prompt_tokens, requests.output_tokens, requests.priority,
+            requests.declared, seed=self.workload.seed,
+        )  # fmt: skip
+        return simulate(whole, self.server, until=float(arrival_s[-1]), record="summary")
+
+    def fell(self, rate: float, arrivals: int, burst: int, seed: int) -> bool:
+        """Return whether at the end more are there than half of what piles up at a full server."""
+        since = arrivals - arrivals // 4 if burst else arrivals
+        piled = (1 - self.full.rate_interval[1] / rate) * since
+        return self.run(rate, arrivals, burst, seed).unfinished > piled / 2
+
+    def holds(self, rate: float) -> bool:
+        """Return whether no run from empty falls over."""
+        return not any(self.fell(rate, self.arrivals, 0, seed) for seed in range(_HOLDS))
+
+    def stays(self, burst: float) -> bool:
+        """Return whether half of the runs with a burst do not fall over."""
+        rate, size = self.workload.rate, math.ceil(burst)
+        fell = sum(self.fell(rate, self.after, size, seed) for seed in range(_TIPS))
+        return fell <= _TIPS / 2
+
+
+def _path(run: Run) -> Floats:
+    """Return seconds and requests in the server, at instants of a run."""
+    series = run.series
+    return np.column_stack([series["time_s"].to_numpy(), series["requests"].to_numpy()])
