@@ -20,6 +20,7 @@ ITEMS = (
     "fig-ablation",
     "rs-thresholds",
     "adaptive-policies",
+    "open-problem",
     "verdict-errors",
     "lemma-overtaking",
     "lemma-join",
