@@ -10,7 +10,7 @@ from scipy.optimize import linprog
 import penstock as ps
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
-from penstock.theory.exact_region import exact_region, solve
+from penstock.theory.exact_region import exact_outline, exact_region, solve
 
 
 def written_out(seconds: Floats, slots: int, chances: Floats, decodes: float) -> float:
@@ -189,3 +189,19 @@ def test_the_best_of_all_policies_of_a_tiny_server_comes_near_it_and_is_never_ab
     best = best_of_all_policies(seconds, slots, prompt, decodes)
     assert best <= exact.upper * (1 + 1e-5)
     assert best > 0.97 * exact.rate
+
+
+def test_the_outline_is_convex_below_the_region_and_through_what_is_known() -> None:
+    batch_time = ps.PiecewiseConstant(2.8e-3, 1.1e-3, 16)
+    server = ps.Server(batch_time, 64, 4, scope="batch", convention="paper")
+    workload = ps.Workload.poisson(40.0, ps.Geometric(17, max=136), ps.Geometric(11, max=88))
+    known = ps.exact_region(server, prompt=workload.lengths)
+    outline = exact_outline(server, workload.lengths, known)
+    region = ps.region(server, prompt=workload.lengths)
+    for prefill, decode in outline:
+        assert region.margin((prefill, decode)) >= -1e-9
+    along = known.rate * np.array([workload.mean_prompt, workload.mean_output])
+    assert np.isclose(outline, along).all(axis=1).any()
+    steps = np.diff(outline, axis=0)
+    turns = steps[:-1, 0] * steps[1:, 1] - steps[:-1, 1] * steps[1:, 0]
+    assert (turns > -1e-2 * np.prod(outline.max(axis=0))).all(), "to within the gap, it turns to one side"

@@ -1,16 +1,18 @@
 """Where a workload lies in the region of a server, as far as its batch times are known."""
 
 import dataclasses
+import functools
 from typing import Annotated
 
 from penstock.capacity.held_by import point_with_memory
 from penstock.checking.doubt import known_within, reach_of
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats
 from penstock.show.answers import Meaning, Shown, computed
 from penstock.system.kinds import OfSystem
 from penstock.system.prefix_cache import as_serving, front_notes
 from penstock.system.server import Server
-from penstock.theory.exact_region import ExactRegion, exact_region
+from penstock.theory.exact_region import ExactRegion, exact_outline, exact_region
 from penstock.theory.kv_blocks import reuses
 from penstock.theory.operating_point import OperatingPoint
 from penstock.workload.workload import Workload
@@ -45,6 +47,12 @@ class LoadInRegion(OfSystem, Shown):
     def warnings(self) -> list[str]:
         """What to know."""
         return [*known_within(self.system), *front_notes(*self.system)]
+
+    @functools.cached_property
+    def exact_outline(self) -> Floats | None:
+        """What the best of all policies carries beside any number of decodes, for the figure."""
+        workload, server = self.system
+        return exact_outline(server, workload.lengths, self.exact) if self.exact else None
 
 
 def load_in_region(workload: Workload, server: Server, *, exact: bool = False) -> LoadInRegion:

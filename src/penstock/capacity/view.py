@@ -65,6 +65,7 @@ def region_page(answer: LoadInRegion, scenario: Scenario) -> Page:
                         point.region,
                         point=point.point,
                         own=own,
+                        exact=answer.exact_outline,
                         most=point.most,
                         not_drawn=point.not_drawn,
                     )

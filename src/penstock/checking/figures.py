@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 
 from penstock.checking.metastable import Metastable
+from penstock.inputs.arrays import Floats
 from penstock.show.page import Figure, Table
 from penstock.show.plot import COLOURS, GANTT_WIDTH, Axis, By, Chart, Mark, mark, plot
 from penstock.simulation.distribution import Distribution
@@ -40,6 +41,7 @@ _RATES = Axis("Prefill (tokens/s)"), Axis("Decode (tokens/s)")
 _OUTLINES = {
     "stability region": (COLOURS[0], [1, 0]),
     "policy's own region": (COLOURS[1], [7, 3]),
+    "exact region": (COLOURS[2], [4, 2, 1, 2]),
     "ray of the load": ("#555555", [2, 2]),
 }
 _ENDS = {"offered load": ("diamond", "black"), "most along its ray": ("circle", "white")}
@@ -181,19 +183,21 @@ def region_figure(
     *,
     point: tuple[float, float] | None = None,
     own: Mapping[str, Region] | None = None,
+    exact: Floats | None = None,
     most: float | None = None,
     not_drawn: str = "",
 ) -> Figure:
     """Draw a region, what is asked of it, and a panel per policy with the batches of its run."""
-    # The regions of policies of their own are drawn where ``own`` has them. ``most``: how many
-    # times the point no policy exceeds, by all limits; None: the region's; ``not_drawn``: what the
-    # region does not know of them, in a sentence.
+    # The regions of policies of their own are drawn where ``own`` has them, and what the best of
+    # all carries where ``exact`` is given. ``most``: how many times the point no policy exceeds, by
+    # all limits; None: the region's; ``not_drawn``: what the region does not know of them.
     if point is not None and most is None:
         most = region.scale(point)
     said = _region_in_words(region, point, most)
     own = own or {}
     if not runs:
-        chart = region_chart(region, point, next(iter(own.values()), None), most=most)
+        mine = next(iter(own.values()), None)
+        chart = region_chart(region, point, mine, most=most, exact=exact)
         tables = [_vertices(region, own)]
         caption = f"No policy is stable outside. {not_drawn}".rstrip()
         return Figure("region", "Stability region", {said: chart}, tables, caption)
@@ -218,12 +222,15 @@ def region_chart(
     own: Region | None = None,
     mix: pl.DataFrame | None = None,
     most: float | None = None,
+    exact: Floats | None = None,
 ) -> Chart:
     """Stability region, what is asked of it, the policy's own reach, and the batches of a run."""
     # The point is offered prefill and decode tokens/s, with its ray from the origin to ``most``
     # times the point; None: to where it leaves the region.
     marks = [] if mix is None else [_batches(mix, region)]
     lines = {"stability region": region.vertices[1:]}
+    if exact is not None:
+        lines["exact region"] = exact
     if own is not None:
         lines["policy's own region"] = own.vertices[1:]
     if point is not None:

@@ -34,6 +34,7 @@ from penstock.inputs.arrays import Floats, Ints
 from penstock.show.answers import AsData, Meaning
 from penstock.system.server import Server
 from penstock.theory.attention import refuse_composition
+from penstock.theory.region import region
 from penstock.workload.lengths import Empirical, Independent, Length, Lengths, pair_of
 
 GAP = 1e-3
@@ -43,6 +44,7 @@ _MOST_STEPS = 400
 _MOST_CELLS = 1e7  # of a knapsack, and of a prompt's cuttings: half a minute in all
 _SMOOTH = 0.6  # share of the best prices so far in those that are tried (Wentges)
 _EQUAL = 1e-9
+_POINTS, _ROUGH = 13, 5e-3  # of an outline, and the gap of each
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,13 +98,42 @@ def exact_region(
     >>> round(exact.rate, 6), round(ps.region(server, prompt=3, output=1).max_rate, 6)
     (0.333333, 0.4)
     """
+    least, most, slots, chances = _asked(server, lengths := pair_of(prompt, output))
+    decodes = server.tokens_per_request(lengths.mean_prompt, lengths.mean_output)
+    asked = slots, chances, decodes - lengths.mean_prompt, gap
+    exact = solve(least, *asked)
+    if np.array_equal(least, most):
+        return exact
+    return dataclasses.replace(exact, rate=solve(most, *asked).rate)
+
+
+def exact_outline(server: Server, lengths: Lengths, known: ExactRegion) -> Floats:
+    """Return rates that the best of all policies carries of such prompts beside more and more
+    decodes, through those that are known; prefill and decode tokens/s, shape (points, 2).
+    """
+    _, most, slots, chances = _asked(server, lengths)
+    vertices = region(server, prompt=lengths).vertices
+    across, up = vertices.max(axis=0)
+    mean = lengths.mean_prompt
+    whole = server.tokens_per_request(mean, lengths.mean_output)
+    points = [(known.rate * mean, known.rate * (whole - mean)), tuple(vertices[-1].tolist())]
+    for angle in np.linspace(0.0, np.pi / 2, _POINTS)[:-1]:
+        decodes = mean * up / across * float(np.tan(angle))
+        rate = solve(most, slots, chances, decodes, _ROUGH).rate
+        points.append((rate * mean, rate * decodes))
+    return np.array(sorted(points, key=lambda point: np.arctan2(point[1], point[0])))
+
+
+def _asked(server: Server, lengths: Lengths) -> tuple[Floats, Floats, int, Floats]:
+    """Return what bounds and what can be carried takes by token load, the slots, and the chances of
+    a prompt's tokens.
+    """
     refuse_composition(server, "the exact region", "ask `max-rate`, which simulates")
     if server.policy.batching.drafts:
         raise InputError(
             f"{server.policy.name} drafts tokens, so a decode may bring several, and the exact "
             "region is not known; ask `max-rate`, which simulates"
         )
-    lengths = pair_of(prompt, output)
     chances = _chances(lengths)
     budget = server.token_budget
     slots = min(server.max_batch_size or budget, budget)
@@ -112,17 +143,12 @@ def exact_region(
             f"{cells:,.0f} cases for each step, more than {_MOST_CELLS:,.0f}, so the exact region "
             "takes too long; with prompts of many pieces the region itself is near it"
         )
-    decodes = server.tokens_per_request(lengths.mean_prompt, lengths.mean_output)
     seconds = np.asarray(server.batch_time.table(budget), np.float64)
     # Where a larger batch is faster, what the theorem says of the least that such a batch or a
     # larger one takes bounds what can be carried, and of the most up to it what is.
     least = np.append(0.0, np.minimum.accumulate(seconds[:0:-1])[::-1])
     most = np.maximum.accumulate(seconds)
-    asked = slots, chances, decodes - lengths.mean_prompt, gap
-    exact = solve(least, *asked)
-    if np.array_equal(least, most):
-        return exact
-    return dataclasses.replace(exact, rate=solve(most, *asked).rate)
+    return least, most, slots, chances
 
 
 def solve(seconds: Floats, slots: int, chances: Floats, decodes: float, gap: float) -> ExactRegion:
