@@ -43,8 +43,8 @@ class System:
     def ticks_of(self, load):
         return self.ticks[load - 1]
 
-    def kernel(self, rule, record, **how):
-        server = Server(
+    def server(self, rule):
+        return Server(
             self.batch_time,
             len(self.ticks),
             self.max_batch_size,
@@ -53,8 +53,10 @@ class System:
             convention=self.convention,
             policy_params=self.params if resolve(rule).takes is None else (),
         )
+
+    def kernel(self, rule, record, **how):
         workload = Workload.from_arrays(self.arrival, self.prompt, self.output)
-        return simulate(workload, server, until=self.until, record=record, tick_s=1.0, **how)
+        return simulate(workload, self.server(rule), until=self.until, record=record, tick_s=1.0, **how)
 
     def reference(self, choose):
         return markov_chain.simulate(
@@ -303,11 +305,12 @@ def check(system, rule, choose, rng):
 def test_the_kernel_equals_the_reference_event_for_event(name, scope, systems):
     """On so many systems each: tokens, finishes, batches, allocations, series, gaps, totals; in every record mode."""
     rule = POLICIES[name]
-    choose = markov_chain.POLICIES.get(name) or requests_in_order(rule.function, ())
+    own = markov_chain.POLICIES.get(name)
     rng = np.random.default_rng([2026, *name.encode(), *scope.encode()])
     seen = Counter()
     for _ in range(systems):
         system = draw(rng, scope)
+        choose = own or requests_in_order(rule.function, system.server(rule).params)
         run = check(system, rule, choose, rng)
         seen["stopped early"] += run.unfinished > 0
         seen["thinned series"] += int(run.series_rows[-1, 0]) > 2000

@@ -34,7 +34,7 @@ def test_the_keys_of_the_json_are_as_agreed(penstock: Callable[..., Said]) -> No
     assert list(found) == [
         "verdict", "latency_refused", "disagreement", "stability_skipped", "pools", "workflows", "stages", "priorities",
         "load", "simulation", "latency", "steady_state", "warnings", "latency_interval", "certificate", "stability",
-        "targets", "outages", "calibration", "measured", "next",
+        "targets", "outages", "calibration", "metastable", "measured", "next",
     ]  # fmt: skip
     assert found["verdict"] == found["certificate"]["verdict"] == found["stability"]["verdict"] == "unstable"
     assert found["certificate"]["virtual_station"]["stages"] == [["complaint.look_into"], ["search.reply"]]

@@ -181,6 +181,7 @@ def _unproved(hypotheses: Sequence[Hypothesis]) -> str:
     )
     if limits:
         failing.insert(0, f"{' and '.join(limits)} may bind")
+    failing += [hypothesis.instead for hypothesis in hypotheses if hypothesis.instead]
     return f"No theorem says whether it is stable ({'; '.join(failing)})."
 
 

@@ -44,6 +44,7 @@ class Hypothesis(AsData):
     checked: Annotated[
         bool, Meaning("False: on the user's word: of a policy, or of a class of the user's own.")
     ] = True
+    instead: Annotated[str, Meaning("What would be proved with another limit.", key=None)] = ""
 
     @classmethod
     def unless(cls, name: str, failure: str | None) -> "Hypothesis":
@@ -186,10 +187,10 @@ def _with_places_that_fit(load: Load, ample: Hypothesis, *, by_arrival: bool) ->
     wasteful = load.wasted[1] > 0
     backlog = drift(load.work.lengths, fewer, by_arrival=by_arrival, wasteful=wasteful)
     rate = backlog.certified_rate or 0.0
-    why = (
-        f"{ample.why}, and with that max batch size each is proved stable to {rate:.4g} requests/s"
-    )
-    return dataclasses.replace(ample, why=why)
+    proved = f"proved stable to {rate:.4g} requests/s"
+    why = f"{ample.why}, and with that max batch size each is {proved}"
+    instead = f"with max batch size {running.fitting:,} it is {proved}" if rate else ""
+    return dataclasses.replace(ample, why=why, instead=instead)
 
 
 def independent_arrivals(workload: Workload) -> Hypothesis:
