@@ -286,10 +286,12 @@ def priced_worth(queue: Queue, batch: tuple[float, int], prices: tuple[float, fl
 def test_no_batch_is_worth_more_than_the_priced_one() -> None:
     """By trying all numbers of prompts and budgets at the size of a real server, under one corner of prices."""
     server = SERVER.with_policy("priced")
-    for token, end, step in ((277e-6, 0.0, 391e-6), (16e-6, 0.0, 467e-6), (0.0, 467e-6, 467e-6)):
-        params = np.array([*server.params[:2], 120.0, 0.0, 1.0, token, end, step, *server.params[-16:]])
-        for queue in random_queues(8, 100, 100):
-            queue = queue._replace(prompts=min(queue.prompts, 100))
+    dear_decodes = (277e-6, 0.0, 391e-6), (16e-6, 0.0, 467e-6), (0.0, 467e-6, 467e-6)
+    for token, end, step in (*dear_decodes, (391e-6, 0.0, 277e-6), (300e-6, 9e-3, 200e-6)):
+        params = np.array([*server.params[:2], 120.0, 0.0, 0.0, 1.0, token, end, step, *server.params[-16:]])
+        queues = list(random_queues(8, 100, 100))
+        queues += [Queue(1, n, d, 1, n, n, 0, 9, 900) for n in (1, 50, 290, 2_000) for d in (0, 30, 99, 150)]
+        for queue in queues:
             others = max((queue.prompt_tokens - queue.head_tokens) / max(queue.prompts - 1, 1), 1)
             x, y, _ = ps.POLICIES["priced"](queue, LIMITS, params)
             n = 1 + max(math.ceil((x - queue.head_tokens) / others - 1e-6), 0) if x else 0

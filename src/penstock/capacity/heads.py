@@ -216,7 +216,7 @@ def head_of_region(answer: LoadInRegion, scenario: Scenario) -> list[Line]:
         text = f"counting that prompts end, no scheduler carries more than {most}"
         text += f", {share_of(exact.upper / point.max_rate)} of that limit"
         if exact.upper >= (1 - 1e-9) * point.max_rate:
-            text = f"counting that prompts end alone, {most} are no less than that limit"
+            text = "that prompts end costs nothing here"
         if scenario.server.scope == "batch":
             text += f"; the best carries {exact.rate:,.4g}"
         lines.append(Line("Exact", sentence(text)))

@@ -152,7 +152,9 @@ class Answer(OfSystem, OfLatency, Shown):
         """The sentence of the one that gave the verdict, or of both if they contradict."""
         if self.calibration is not None and self.hinges_on_calibration:
             return self.calibration.reason(self._deciding.verdict)
-        return self.disagreement or self._deciding.reason
+        if self.disagreement or self.metastable is None:
+            return self.disagreement or self._deciding.reason
+        return self.metastable.reason
 
     @property
     def hinges_on_calibration(self) -> bool:

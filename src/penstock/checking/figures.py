@@ -98,7 +98,7 @@ def both_states_figure(of: Metastable) -> Figure:
     ]
     table = Table(("Time (s)", *paths), rows, "Requests in the server")
     caption = (
-        "The same requests, and the same beside a burst. Once KV memory is full, requests preempt "
+        "The same arrivals, without a burst and with one. Once KV memory is full, requests preempt "
         "each other, and what they do again keeps it full."
     )
     chart = plot(pl.concat(parts), lines, x=TIME, y=Axis("Requests in the server"))

@@ -28,11 +28,9 @@ need.
 
 STARVES_DECODES = (
     "starves decodes where the max batch size counts running requests (scope running, as in "
-    "engines), for there only "
-    "prompts can wait in numbers: on 24 servers it carried 0.77 to 0.98 of the bound on any "
-    "policy, and "
-    "pool-controlled 0.92 to 0.98; use that, or sarathi with the token budget that `recommend` "
-    "finds"
+    "engines), for there only prompts can wait in numbers: on 200 servers it carried 0.51 to 1.00 "
+    "of the bound on any policy, and priced 0.87 to 1.00; use that, or sarathi with the token "
+    "budget that `recommend` finds"
 )
 """What is wrong with MaxWeight in scope ``running``, after its name."""
 
@@ -266,41 +264,43 @@ def pool_controlled(queue, limits, params):  # type: ignore[no-untyped-def]
 # -- at the prices of the region
 
 # Where the max batch size counts the requests of a batch, a stock of decodes beyond it is kept,
-# lest a batch lack some; where it counts those that run, decodes take the places of prompts. Per
+# lest a batch lack some; where it counts those that run, decodes take the slots of prompts. Per
 # max batch size: the number of decodes at which nothing is tilted, and how much prefill gains over
 # decode with each that is lacking. Fitted on the points 200 to 399 of
 # `benchmarks/studies/adaptive_sweep.py`, judged on 0 to 199 (docs/adaptive.md).
 _STOCK = {"batch": (1.2, 0.4), "running": (0.95, 2.5)}
-_PLACES = 1.5  # that are left to prompts at least, where running requests count
+_SLOTS_LEFT = 1.5  # to prompts at least, where running requests count
 _MOST_TILT = 0.5
 _CAP = 2.5  # stocks: with so many in decode no prompt is served (Theorem 3 asks for a cap)
 
 # Corners at which a mean request is worth as much as at the best, less this share, are mixed: so
 # the prices do not jump as means are learnt, and at a corner of the region favour neither side.
-_CLOSE = 0.03
-# What a prefill token gains besides where decodes lack, where it may be worth nothing: a share of
-# a mean request's worth for each token of its prompt; and of it always, a decode twice that.
+_NEARLY_BEST = 0.03
+# The share of a mean request's worth, spread over its prompt, that a prefill token gains: where
+# decodes lack, for it may be worth nothing; and always. A decode gains twice the latter.
 _STARVED, _LEAST = 0.3, 1e-4
-_CORNERS = 5  # of the parameters: from this one on
+_CORNERS = 6  # of the parameters: from this one on
 _BESIDE, _ALONE = 2, 3  # kinds of batches, by their prompts: those that fill them
 
 
 def priced_parameters(
     batch_time: BatchTime, token_budget: int, max_batch_size: int | None, scope: str
 ) -> tuple[float, ...]:
-    """Return mean prompt and decode tokens (0: learn it), the stock of decodes and its tilt, the
-    corners of the prices, and the loads weighed with 1 / their times, 1/s.
+    """Return mean prompt and decode tokens (0: learn it), the stock of decodes and its tilt,
+    whether there are more loads than are weighed, the corners of the prices, and the loads with 1 /
+    their times, 1/s.
     """
     slots = min(max_batch_size or token_budget, token_budget)
     loads = budgets(batch_time, token_budget, max_batch_size)
     corners = price_corners(batch_time, slots, loads)
+    thinned = np.count_nonzero(np.diff(batch_time.by_tokens.table(token_budget)[1:])) >= loads.size
     stock, steep = _STOCK[scope]
     stock *= slots
     if scope == "running":
-        stock = min(stock, max(slots - _PLACES, 1.0))
+        stock = min(stock, max(slots - _SLOTS_LEFT, 1.0))
     return (
         *(_LEARN, _LEARN),
-        *(stock, steep / slots),
+        *(stock, steep / slots, float(thinned)),
         *(float(len(corners)), *corners.ravel().tolist()),
         *np.column_stack([loads, 1 / batch_time.by_tokens(loads)]).ravel().tolist(),
     )
@@ -350,7 +350,7 @@ def priced(queue, limits, params):  # type: ignore[no-untyped-def]
     token = end = step = weights = 0.0
     for corner in range(_CORNERS, loads, 3):
         worth = params[corner] * prompt + params[corner + 1] + params[corner + 2] * decode
-        weight = worth - (1 - _CLOSE) * most
+        weight = worth - (1 - _NEARLY_BEST) * most
         if weight > 0:
             weights += weight
             token += weight * params[corner]
@@ -366,20 +366,20 @@ def priced(queue, limits, params):  # type: ignore[no-untyped-def]
     end *= (1 + tilt) / weights
     step = (1 - tilt) * step / weights + 2 * _LEAST * per_token
 
-    # -- the batch: of each load those with the prompts for which decodes leave places, with one at
-    # least, with as few as fill it beside decodes, and as fill it alone; where places abound one
+    # -- the batch: of each load those with the prompts for which decodes leave slots, with one at
+    # least, with as few as fill it beside decodes, and as fill it alone; where slots abound one
     # will do
     slots, head = limits.batch_size, queue.head_tokens
     decoding, prompts = min(queue.decoding, slots), min(queue.prompts, slots)
     if queue.decoding >= _CAP * params[2]:
         prompts = 0
-    per_prompt = min(max(prompts - 1, 1) / max(queue.prompt_tokens - head, 1), 1.0)
-    mean = 1 / per_prompt
-    abound = _BESIDE if step >= token + end * per_prompt else _ALONE
+    mean = (queue.prompt_tokens - head) / (prompts - 1) if prompts > 1 else prompt
+    mean = max(mean, 1.0)
+    abound = _BESIDE if step >= token + end / mean else _ALONE
     best, best_x, best_y, smaller = -1.0, 0.0, 0, 0.0
     for entry in range(loads, params.size - 1, 2):
         load = int(params[entry])
-        beside = 1 + int(np.ceil((load - min(decoding, load) - head) * per_prompt))
+        beside = max(1 + int(np.ceil((load - min(decoding, load) - head) / mean)), 1)
         first, last = 0, _ALONE if prompts > 0 else 0
         if prompts > 0 and min(beside, prompts) + decoding <= slots:
             first = last = abound
@@ -390,15 +390,21 @@ def priced(queue, limits, params):  # type: ignore[no-untyped-def]
                 if n + decoding > slots:
                     n = 1 + int(np.ceil((load - slots + 1 - head) / max(mean - 1, _TIE)))
             elif kind == _ALONE:
-                n = 1 + int(np.ceil((load - head) * per_prompt))
-                y = max(load - int(np.ceil(head + (n - 1) * mean)), 0)
+                n = 1 + int(np.ceil((load - head) / mean))
             n = min(max(n, min(kind, 1)), prompts)
-            y = min(y, slots - n, load)
+            if kind == _ALONE:
+                y = max(load - int(np.ceil(head + (n - 1) * mean)), 0)
+            y = min(y, decoding, slots - n, load)
             x = ends = 0.0
             if n > 0:
                 x = min(head + (n - 1) * mean, float(load - y))
-                ends = (x >= head) + max(x - head, 0.0) * per_prompt
-            worth = (x * token + ends * end + y * step) * params[entry + 1]
+                ends = (x >= head) + max(x - head, 0.0) / mean
+            # Between two loads of many a batch takes a time between theirs.
+            per_s = params[entry + 1]
+            if params[4] > 0 and entry > loads and smaller < x + y < load:
+                part = (x + y - smaller) / (load - smaller)
+                per_s = 1 / ((1 - part) / params[entry - 1] + part / per_s)
+            worth = (x * token + ends * end + y * step) * per_s
             if worth > best and x + y > smaller:
                 best, best_x, best_y = worth * (1 + _TIE), x, y
         if queue.prompt_tokens + decoding <= load:

@@ -41,7 +41,9 @@ GAP = 1e-3
 """Between the bounds, as a share."""
 
 _MOST_STEPS = 400
-_MOST_CELLS = 1e7  # of a knapsack, and of a prompt's cuttings: half a minute in all
+_MOST_CELLS = (
+    1e7  # of a knapsack, and of a prompt's cuttings: half a minute for one pair of lengths
+)
 _SMOOTH = 0.6  # share of the best prices so far in those that are tried (Wentges)
 _EQUAL = 1e-9
 _POINTS, _ROUGH = 13, 5e-3  # of an outline, and the gap of each
