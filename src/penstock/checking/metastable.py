@@ -70,8 +70,8 @@ class Metastable(AsData):
     def reason(self) -> str:
         """Say it in a sentence."""
         return (
-            f"from empty none of {_HOLDS} runs fell within {span_of_time(self.held_s)}, nor at up to "
-            f"about {self.holds:,.3g} requests/s; but it works off a backlog only up to "
+            f"from empty none of {_HOLDS} runs fell within {span_of_time(self.held_s)}, nor at up "
+            f"to about {self.holds:,.3g} requests/s; but it works off a backlog only up to "
             f"{self.drains:,.3g} requests/s: with about {self.burst:,} requests at once, beside "
             "those that arrive, KV memory fills in half of the runs, and stays full"
         )

@@ -361,10 +361,10 @@ def priced(queue, limits, params):  # type: ignore[no-untyped-def]
     tilt = min(max((params[2] - queue.decoding) * params[3], -_MOST_TILT), _MOST_TILT)
     if tilt > 0:
         tilt *= max(1 - token / step, 0.0) if step > 0 else 0.0
-    per_token = most / max(prompt, 1.0)
-    token = (1 + tilt) * token / weights + (_LEAST + _STARVED * max(tilt, 0.0)) * per_token
+    a_token = most / max(prompt, 1.0)
+    token = (1 + tilt) * token / weights + (_LEAST + _STARVED * max(tilt, 0.0)) * a_token
     end *= (1 + tilt) / weights
-    step = (1 - tilt) * step / weights + 2 * _LEAST * per_token
+    step = (1 - tilt) * step / weights + 2 * _LEAST * a_token
 
     # -- the batch: of each load those with the prompts for which decodes leave slots, with one at
     # least, with as few as fill it beside decodes, and as fill it alone; where slots abound one
@@ -375,11 +375,12 @@ def priced(queue, limits, params):  # type: ignore[no-untyped-def]
         prompts = 0
     mean = (queue.prompt_tokens - head) / (prompts - 1) if prompts > 1 else prompt
     mean = max(mean, 1.0)
-    abound = _BESIDE if step >= token + end / mean else _ALONE
+    per_token = 1 / mean  # prompts
+    abound = _BESIDE if step >= token + end * per_token else _ALONE
     best, best_x, best_y, smaller = -1.0, 0.0, 0, 0.0
     for entry in range(loads, params.size - 1, 2):
         load = int(params[entry])
-        beside = max(1 + int(np.ceil((load - min(decoding, load) - head) / mean)), 1)
+        beside = max(1 + int(np.ceil((load - min(decoding, load) - head) * per_token)), 1)
         first, last = 0, _ALONE if prompts > 0 else 0
         if prompts > 0 and min(beside, prompts) + decoding <= slots:
             first = last = abound
@@ -390,7 +391,7 @@ def priced(queue, limits, params):  # type: ignore[no-untyped-def]
                 if n + decoding > slots:
                     n = 1 + int(np.ceil((load - slots + 1 - head) / max(mean - 1, _TIE)))
             elif kind == _ALONE:
-                n = 1 + int(np.ceil((load - head) / mean))
+                n = 1 + int(np.ceil((load - head) * per_token))
             n = min(max(n, min(kind, 1)), prompts)
             if kind == _ALONE:
                 y = max(load - int(np.ceil(head + (n - 1) * mean)), 0)
@@ -398,7 +399,7 @@ def priced(queue, limits, params):  # type: ignore[no-untyped-def]
             x = ends = 0.0
             if n > 0:
                 x = min(head + (n - 1) * mean, float(load - y))
-                ends = (x >= head) + max(x - head, 0.0) / mean
+                ends = (x >= head) + max(x - head, 0.0) * per_token
             # Between two loads of many a batch takes a time between theirs.
             per_s = params[entry + 1]
             if params[4] > 0 and entry > loads and smaller < x + y < load:
