@@ -42,7 +42,7 @@ def test_a_budget_that_wastes_capacity_is_warned_of_with_the_better_one() -> Non
 
 def test_back_pressure_where_the_limit_counts_running_requests_is_warned_of_with_what_it_carries() -> None:
     found = check(WORKLOAD.with_rate(1.0), ps.Server(TP1, 512, 64, "maxweight"), requests=100)
-    assert any("maxweight starves decodes" in warning and "pool-controlled" in warning for warning in found.warnings)
+    assert any("maxweight starves decodes" in warning and "priced 0.87" in warning for warning in found.warnings)
 
 
 def test_where_no_theorem_speaks_the_test_refuses_latency() -> None:
