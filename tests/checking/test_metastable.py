@@ -91,7 +91,10 @@ def test_no_plainly_stable_or_unstable_server_is_called_metastable(seed: int) ->
 
 
 def test_both_states_are_in_the_head_in_json_and_in_a_figure() -> None:
-    answer = ps.check(*SYSTEMS["short"], requests=2_000)
+    shares: list[float] = []
+    answer = ps.check(*SYSTEMS["short"], requests=2_000, progress=shares.append)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
     both = answer.metastable
     assert both is not None
     line = next(line for line in answer.page().head if line.judges)

@@ -13,7 +13,7 @@ from penstock.checking.recordings import recording_notes
 from penstock.checking.stability import Stability
 from penstock.checking.targets import Target
 from penstock.errors import InputError
-from penstock.simulation.progress import Progress
+from penstock.simulation.progress import Progress, part_of
 from penstock.simulation.quick import MemoryEstimate, memory_is_full
 from penstock.simulation.rows import Record
 from penstock.simulation.run import TICK_S, Run, stop_tick
@@ -85,10 +85,14 @@ def answer_of_server(
     if unsteady is None and not no_steady_state(certificate, stability):
         # Under a backlog the server carries 1 / rho times what arrives.
         rho = 1 / (1 - min(stability.drift, 0.0))
-    run, latency = asked.simulated(server, rho, progress)
+    # A server that does not work off a backlog may hold from empty, which takes further runs.
+    share = 0.5 if estimate_memory and stability.verdict == "unstable" else 1.0
+    run, latency = asked.simulated(server, rho, part_of(progress, 0.0, share))
     certificate = certificate.with_found(run.found_share, run.server)
     full = memory_is_full(workload, server) if estimate_memory else None
-    both = two_states(workload, server, stability, certificate, full, progress)
+    rest = part_of(progress, share, 1.0)
+    both = two_states(workload, server, stability, certificate, full, rest)
+    rest(1.0)
     kv, kv_doubt = kv_notes(workload, server, stability.verdict, search=estimate_memory)
     return Answer(
         (workload, server),

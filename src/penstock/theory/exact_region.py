@@ -18,7 +18,7 @@ lengths grow the two meet.
 
 Proofs are in docs/theory/open-problem.md; of (b) by max-pressure over residual lengths.
 
-The prices are found by column generation: batches are priced by a knapsack over places and tokens,
+The prices are found by column generation: batches are priced by a knapsack over slots and tokens,
 cuttings of prompts by a shortest path over what is left of them. At each step the prices, scaled so
 that no batch earns more than its time, bound lambda* from above, and the mix from below.
 """
@@ -141,7 +141,7 @@ def _asked(server: Server, lengths: Lengths) -> tuple[Floats, Floats, int, Float
     slots = min(server.max_batch_size or budget, budget)
     if (cells := max(slots * budget, chances.size) * min(budget, chances.size)) > _MOST_CELLS:
         raise InputError(
-            f"{slots:,} places, {budget:,} tokens and prompts of up to {chances.size - 1:,} make "
+            f"{slots:,} slots, {budget:,} tokens and prompts of up to {chances.size - 1:,} make "
             f"{cells:,.0f} cases for each step, more than {_MOST_CELLS:,.0f}, so the exact region "
             "takes too long; with prompts of many pieces the region itself is near it"
         )
