@@ -6,6 +6,7 @@ What draws is a `random.Random`: a seeded one, or one of hypothesis, which shrin
 
 import dataclasses
 import functools
+import math
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -16,10 +17,11 @@ from engine_systems import Ticks
 from penstock.kernel.signatures import DECODE_FIRST
 from penstock.system.engines import ENGINES
 from penstock.system.front_end import FrontEnd
-from penstock.system.network import Network
+from penstock.system.network import Network, with_queue
 from penstock.system.orders import Order
 from penstock.system.outages import Outage
 from penstock.system.pool import Pool
+from penstock.system.queue_limit import QueueLimit
 from penstock.system.routing import ROUTERS as ROUTERS_BY_NAME
 from penstock.system.routing import Router
 from penstock.system.server import Server
@@ -180,6 +182,21 @@ class EngineSpec:
         return random.choice([(prompt, output)] * 6 + [(prompt, 0), (0, 0)])
 
 
+def kernel_limit(told):
+    """Return a limit for the kernel, whose ticks are seconds."""
+    if not told:
+        return None
+    return QueueLimit(**{name: value for name, value in told.items() if name != "ttft"},
+                      ttft_ms=1e3 * told["ttft"] if "ttft" in told else None)  # fmt: skip
+
+
+def with_limit(server, limit):
+    """Return a server with a limit, also one that its engine does not have."""
+    server = dataclasses.replace(server)
+    vars(server)["queue_limit"] = limit
+    return server
+
+
 def kinds(spec):
     """Return the kinds of servers of a pool, and how many there are of each."""
     return [(each.server, each.replicas) for each in (spec, *spec.others)]
@@ -237,6 +254,12 @@ class System:
     hash_block: int | None = None  # tokens that each of the hash ids names
     outages: tuple[running.Outage, ...] = ()
     fronts: tuple[tuple[int, int, int] | None, ...] = ()  # of pools: ticks, ticks a token, processes of a replica
+    # Of pools: what a server lets in, and the router; by stage: when clients come again, and the share that chance
+    # takes off; of requests: how long the client waits for a first token, and for all, and 32 random bits.
+    limits: tuple[tuple[dict, dict], ...] = ()
+    backoffs: tuple[tuple[int, ...], ...] = ()
+    jitter: tuple[float, ...] = ()
+    patience: tuple[tuple[float, float, int], ...] = ()
 
     @property
     def names(self):
@@ -277,6 +300,10 @@ class System:
         types = {"first_request": np.int64, "coin": np.uint32}
         arrays = {name: np.array(column, types.get(name, np.int32)) for name, column in columns.items()}
         workflow = np.zeros(len(arrival), np.int32)
+        if self.patience:
+            first, whole, luck = zip(*self.patience, strict=True)
+            arrays |= {"ttft_limit_s": np.array(first, float), "e2e_limit_s": np.array(whole, float),
+                       "luck": np.array(luck, np.uint32)}  # fmt: skip
         return Jobs(np.array(arrival, float), workflow, delay_s=np.array(delay, float),
                     transfer_s=np.array(link, float), **arrays)  # fmt: skip
 
@@ -294,26 +321,47 @@ class System:
             "prefixes": self.prefixes(),
             "senders": ((0,),) if any(self.columns["sender"]) else (),
         }
+        given |= {"guarded": bool(self.limits), "served_by_queues": network, "patience_of_stages": self.clients()}
         network.__dict__.update(given)
         return network
+
+    def clients(self):
+        """Return what the kernel knows of the clients at each stage, beside those of each request."""
+        ends = any(first < math.inf or whole < math.inf for first, whole, _ in self.patience)
+        return tuple(
+            SimpleNamespace(ends=ends, backoffs_s=waits, jitter=jitter)
+            for waits, jitter in zip(self.backoffs, self.jitter, strict=True)
+        )
 
     def kernel_pool(self, place):
         """Return a pool for the kernel, with its front end."""
         pool, front = self.pools[place].pool(self.names), self.front(place)
-        if front is None:
-            return pool
-        end = FrontEnd(*front)
+        end = None if front is None else FrontEnd(*front)
         servers = [(dataclasses.replace(server, front_end=end), count) for server, count in pool.servers]
-        return dataclasses.replace(pool, servers=servers, replicas=1)
+        if not self.limits:
+            return dataclasses.replace(pool, servers=servers, replicas=1)
+        limit, of_router = (kernel_limit(told) for told in self.limits[place])
+        servers = [(with_limit(with_queue(server), limit), count) for server, count in servers]
+        return dataclasses.replace(pool, servers=servers, replicas=1, router_limit=of_router)
 
     def reference_pool(self, place):
         """Return a pool for the reference, with its front end."""
         spec, front = self.pools[place], self.front(place)
         pool = spec.reference_pool(self.weights(place))
+        if self.limits:
+            pool = self.with_limits(pool, spec, place)
         if front is None:
             return pool
         replicas = sum(each.replicas for each in (spec, *spec.others))
         return dataclasses.replace(pool, front=(front[0], front[1], front[2] * replicas))
+
+    def with_limits(self, pool, spec, place):
+        """Return a pool of the reference that refuses some."""
+        limit, of_router = self.limits[place]
+        others = [self.with_limits(*each, place) for each in zip(pool.others, spec.others, strict=True)]
+        server = with_queue(spec.server)
+        full = round(server.token_budget / server.full_batch_rate)
+        return dataclasses.replace(pool, limit=limit, router_limit=of_router, full_batch=full, others=others)
 
     def front(self, place):
         """Return what is said of the front end of a pool; None: it has none."""
@@ -330,8 +378,11 @@ class System:
     def reference(self, instants=()):
         """Run the reference."""
         pools = [self.reference_pool(place) for place in range(len(self.pools))]
-        network = reference.Network(pools, self.stage_pool, self.prefill, self.decode, self.onward, self.retention)
-        jobs = reference.Jobs(**self.columns)
+        network = reference.Network(
+            pools, self.stage_pool, self.prefill, self.decode, self.onward, self.retention, self.backoffs, self.jitter
+        )
+        first, whole, luck = zip(*self.patience, strict=True) if self.patience else ((), (), ())
+        jobs = reference.Jobs(**self.columns, patience_first=first, patience_whole=whole, luck=luck)
         return simulation.simulate(jobs, network, until=self.until, instants=instants, outages=self.outages)
 
     def kernel_outages(self):
@@ -399,6 +450,45 @@ def draw_system(
         until=random.choice([None, None, None, random.randint(1, arrival[-1] + 150)]),
     )
     return with_outages(random, system) if dying else system
+
+
+def with_clients(random, system):
+    """Let pools refuse some, and clients leave, most of them too early, and come again."""
+
+    def limit():
+        most = {"requests": (1, 6), "waiting": (1, 4), "prompt_tokens": (1, 40), "ttft": (1, 80)}
+        names = random.sample(list(most), random.choice([0, 0, 1, 1, 2]))
+        return {name: random.randint(*most[name]) for name in names}
+
+    longest = random.choice([4, 20, 80, 200])
+
+    def waits():
+        return random.choice([math.inf, random.randint(1, longest), random.randint(1, longest)])
+
+    def backoffs():
+        return tuple(random.randint(1, 30) for _ in range(random.choice([0, 1, 3])))
+
+    leaves = all(may_leave(each) for spec in system.pools for each in (spec, *spec.others))
+    rows = sum(len(requests) for _, requests in system.jobs)
+    patience = tuple(
+        (waits(), random.choice([math.inf, waits()]), random.getrandbits(32)) if leaves else (math.inf, math.inf, 0)
+        for _ in range(rows)
+    )
+    return dataclasses.replace(
+        system,
+        outages=(),
+        limits=tuple((limit(), limit()) for _ in system.pools),
+        backoffs=tuple(
+            tuple(random.randint(1, 30) for _ in range(random.choice([0, 1, 3]))) for _ in system.stage_pool
+        ),
+        jitter=tuple(random.choice([0.0, 0.5, 1.0]) for _ in system.stage_pool),
+        patience=patience,
+    )
+
+
+def may_leave(spec):
+    """Whether it is known what an engine does when a client leaves."""
+    return spec.server.policy.queue.lets_leave
 
 
 def with_front_ends(random, system):
@@ -629,8 +719,8 @@ def reference_of(network, tick_s):
 
 def reference_jobs(jobs, tick_s):
     """Return the reference's jobs for a kernel's."""
-    apart = ("arrival", "delay", "priority", "hash_ids", "names_outputs", "declared", "sender", "link")
-    names = [field.name for field in dataclasses.fields(reference.Jobs) if field.name not in apart]
+    names = [field.name for field in dataclasses.fields(reference.Jobs) if field.default is dataclasses.MISSING]
+    names = [name for name in names if name not in ("arrival", "delay")]
     columns = {name: getattr(jobs, name).tolist() for name in names}
     return reference.Jobs(arrival=ticks(jobs.arrival_s, tick_s), delay=ticks(jobs.wait_s, tick_s), **columns)
 

@@ -68,6 +68,11 @@ class Jobs:
     declared
         For engines that ask: most output tokens that a request says it may make (``max_tokens``),
         at least its output. Default: its output.
+    patience_first, patience_whole
+        Ticks after which the client of a request leaves without a first token, and without all.
+        Default: never.
+    luck
+        32 random bits: which part of a back-off is left out. Default: 0.
     """
 
     arrival: Sequence[int]
@@ -88,6 +93,9 @@ class Jobs:
     sender: Sequence[int] = ()
     link: Sequence[int] = ()
     names_outputs: bool = False
+    patience_first: Sequence[float] = ()
+    patience_whole: Sequence[float] = ()
+    luck: Sequence[int] = ()
 
     @classmethod
     def chains(cls, jobs: Sequence[tuple[int, Sequence[tuple[int, int, int]]]], **columns: Any) -> "Jobs":
@@ -147,6 +155,12 @@ class Pool:
         one in decode.
     affinity
         Whether all requests of a job go to one replica.
+    limit, router_limit
+        Whom a replica refuses, and the router, by what all replicas have: ``requests`` that are
+        there, those that are ``waiting``, ``prompt_tokens`` of those without a first token, ticks
+        to a first token (``ttft``).
+    full_batch
+        Ticks that are told for a batch filled to the budget.
     """
 
     batch_time: Callable[[int], int] | Composition
@@ -163,6 +177,9 @@ class Pool:
     speed: float = 1.0
     others: Sequence["Pool"] = ()
     front: tuple[int, int, int] | None = None
+    limit: Mapping[str, int] = field(default_factory=dict)
+    router_limit: Mapping[str, int] = field(default_factory=dict)
+    full_batch: int = 1
 
     def __post_init__(self) -> None:
         known("scope", self.scope, SCOPES)
@@ -270,6 +287,9 @@ class Network:
         One row per stage: mean requests of each stage that the end of one releases. Default: none.
     retention
         Ticks for which a replica keeps the context of a finished request; None: for ever.
+    backoffs, jitter
+        One per stage: the ticks after which a request that was refused or left comes again, try by
+        try, and the share of them that chance may take off. Default: it does not.
     """
 
     pools: Sequence[PaperPool | EnginePool]
@@ -278,3 +298,5 @@ class Network:
     decode: Sequence[float] = ()
     onward: Sequence[Sequence[float]] = ()
     retention: int | None = None
+    backoffs: Sequence[Sequence[int]] = ()
+    jitter: Sequence[float] = ()

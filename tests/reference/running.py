@@ -2,9 +2,11 @@
 
 import dataclasses
 import heapq
+import math
 from collections import Counter
 
 from penstock.errors import InputError
+from tests.reference.clients import Clients
 from tests.reference.network import EnginePool, Jobs, Network, PaperPool, Pool
 from tests.reference.replicas import make_engine
 from tests.reference.replicas.engine import EngineReplica
@@ -35,10 +37,11 @@ class Outage:
     loses: bool  # its requests; else they are sent again
 
 
-class Running:
+class Running(Clients):
     """The network at one moment."""
 
     def __init__(self, jobs: Jobs, network: Network) -> None:
+        super().__init__()
         self.jobs, self.network = jobs, network
         self.now = 0
         self.replicas: list[Replica] = []
@@ -113,6 +116,9 @@ class Running:
             declared=replica.outputs_of(prompt, jobs.declared[row]) if jobs.declared else output,
             context=self.requests[row + jobs.context[row]] if jobs.context[row] else None,
             reuse=jobs.reuse[row],
+            patience_first=jobs.patience_first[row] if jobs.patience_first else math.inf,
+            patience_whole=jobs.patience_whole[row] if jobs.patience_whole else math.inf,
+            luck=jobs.luck[row] if jobs.luck else 0,
         )
         if receives:
             request.receives, request.computed = True, prompt
@@ -137,6 +143,7 @@ class Running:
         """End the batches that end now, and release what waited for the requests that finish."""
         for replica in self.replicas:
             if replica.batch and replica.batches[-1].end == now:
+                self.dismiss_gone(replica)
                 for request in replica.complete(now):
                     self.depart(request, now)
 
@@ -227,15 +234,25 @@ class Running:
                 continue
             if request.reached is None:
                 request.reached = now
+                self.ask(request)
                 if self.waits_in_front(request):
                     continue
-            if request.came is None:
-                request.came = now
+            if request.gone is not None:
+                self.fail(request, "left")
+                continue
             if not self.serving(request):
                 self.held.append(request)
                 continue
+            pool = self.network.pools[self.network.stage_pool[request.stage]]
+            if self.refused_by_router(request, pool, self.serving(request)):
+                self.fail(request, "refused")
+                continue
+            replica = self.chosen(request)
+            if self.refused_by_server(request, replica, pool):
+                self.fail(request, "refused")
+                continue
+            self.settle(request, replica)
             request.ready = request.decodes_from = now
-            replica = self.route(request)
             request.replica = replica.index
             if not isinstance(replica.pool, EnginePool):
                 request.cached = request.computed = self.cached(request, replica)
@@ -290,15 +307,13 @@ class Running:
         replicas = self.pools[self.network.stage_pool[request.stage]]
         return [replica for replica in replicas if replica.index not in self.down]
 
-    def route(self, request: Request) -> Replica:
-        """Return the replica that a request goes to, and remember where its job is at home."""
-        replica = self.chosen(request)
+    def settle(self, request: Request, replica: Replica) -> None:
+        """Remember where a job is at home, one of whose requests goes to a replica."""
         place = request.job, self.network.stage_pool[request.stage]
         if request.index == self.first_there(request):
             self.homes[place] = replica.index
         if self.network.pools[place[1]].affinity:
             self.homes.setdefault(place, replica.index)
-        return replica
 
     def chosen(self, request: Request) -> Replica:
         """Return the replica of its pool that a request goes to."""

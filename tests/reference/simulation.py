@@ -27,7 +27,8 @@ is unprocessed again; what it finds in a prefix cache no longer is.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.errors import InputError
@@ -45,6 +46,7 @@ class History:
     batches: list[Batch]  # by start, then replica
     instants: list[Instant]
     end: int
+    counts: Mapping[tuple[int, str], int]  # by stage: offered, refused, left, wasted
 
 
 def simulate(
@@ -89,6 +91,7 @@ def simulate(
         running.now = now
         running.report(now)
         running.finish(now)
+        running.leave(now)
         for outage in outages:
             if outage.end == now:
                 running.come_back(outage.replica)
@@ -105,6 +108,8 @@ def simulate(
                 running.note_transfers(replica)
         events = [replica.batches[-1].end for replica in running.replicas if replica.batch]
         events += [tick for tick, _ in running.due[:1]]
+        leaving = running.next_leaving()
+        events += [int(leaving)] if leaving < math.inf else []
         if events or running.held:
             edges = [tick for outage in outages for tick in (outage.start, outage.end)]
             events += [tick for tick in edges if tick > now]
@@ -113,7 +118,7 @@ def simulate(
         now = min([*events, *wanted[:1], *([] if until is None else [until])])
     batches = [batch for replica in running.replicas for batch in replica.batches]
     batches.sort(key=lambda batch: (batch.start, batch.replica))
-    return History(running.requests, running.replicas, batches, series, now)
+    return History(running.requests, running.replicas, batches, series, now, running.counts)
 
 
 def simulate_server(

@@ -60,6 +60,10 @@ OF_WORKFLOWS = ("follow", "come_due", "push_delayed")
 OF_FRONT_ENDS = ("wait_in_front", "come_due", "push_delayed")
 OF_OUTAGES = ("happen", "strand")
 OF_TRANSFERS = ("come", "land", "receive")
+OF_CLIENTS = (
+    *("ask_in", "turned_away", "next_leaving", "let_leave", "dismiss", "leave_unserved"),
+    *("come_due", "push_delayed"),
+)
 
 
 def apart(signature: Any) -> Callable[[Any], Any]:
@@ -110,6 +114,7 @@ def load(world: World, workflows: bool, outages: bool, transfers: bool) -> None:
     needed += OF_FRONT_ENDS if world.fronts.size else ()
     needed += OF_OUTAGES if outages else ()
     needed += OF_TRANSFERS if transfers else ()
+    needed += OF_CLIENTS if world.clock[0].guarded else ()
     for name in needed:
         world.apart[FUNCTIONS.index(name)] = address(name)
 

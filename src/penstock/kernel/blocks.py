@@ -143,7 +143,8 @@ def found_in_cache(world: World, engine: Any, pool: Any, request: int) -> Any:
     """
     hits = unused = 0
     most = (world.again[request].target - max(1, pool.names_ahead)) // pool.block_size
-    if world.again[request].times == 0:  # else blocks of its own may be there
+    tried = world.tries.size > 0 and world.tries[request].times > 0
+    if world.again[request].times == 0 and not tried:  # else blocks of its own may be there
         most = min(most, _shared_blocks(world, pool, request))
     while hits < most:
         block = _holder(world, engine, _name_of(world, pool, request, hits))

@@ -11,6 +11,7 @@ from numba import types
 
 from penstock.kernel.apart import A_WORLD, AN_ENGINE, NUMBER, apart, form_by_rule
 from penstock.kernel.blocks import blocks_of, name_blocks
+from penstock.kernel.clients import dismiss
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.composition import Terms, cost_of, rise_of, ticks_of
 from penstock.kernel.due_epochs import NEVER, next_due_epoch, put_off
@@ -60,6 +61,7 @@ def arrive_at_engine(world: World, engine: Any, pool: Any, request: int) -> None
     engine.uncomposed_prefill += tokens
     engine.arrived += 1
     engine.arrived_tokens += tokens
+    engine.without_first += tokens
     wait_last(world, engine, pool, request)
 
 
@@ -221,10 +223,16 @@ def end_at_engine(world: World, server: int, pool: Any) -> None:
     elif replica.equal > 1 and engine.ahead.next_batch == COMPOSED:
         compute_run(world, replica, engine, pool)
     engine.ahead.next_batch = COMPOSED
+    # Clients who left while the batch was in progress get nothing of it.
+    planned = world.planned[engine.index].tokens > 0
+    if engine.gone > 0:
+        dismiss(world, engine, pool, world.clock[0].now, pool.ahead == 0 or planned)
     if pool.ahead == 0:
         advance_engine(world, replica, engine, pool)
     else:
         let_go(world, replica, engine, pool)
+    if engine.gone > 0:  # and those who leave just now
+        dismiss(world, engine, pool, NEVER, pool.ahead != 0 and planned)
 
 
 @uncounted(inline=True)
@@ -239,6 +247,8 @@ def _begin(world: World, server: int, engine: Any) -> None:
         engine.batch.wasted_on = -1
         engine.lost += engine.batch.wasted
         add_tokens(world, engine, engine.batch.wasted)
+    if engine.batch.in_vain > 0:
+        add_tokens(world, engine, engine.batch.in_vain)
 
 
 @uncounted()
@@ -297,6 +307,7 @@ def _choose(world: World, engine: Any, pool: Any) -> Any:
     engine.batch.preempted = 0
     engine.batch.verified = 0
     engine.batch.rejected = 0
+    engine.batch.gone = engine.batch.in_vain = 0
     engine.batch.is_marked = 0
     engine.batch.steady = 1 if pool.drafts == 0 else 0
     engine.batch.arrival_ends = 1  # always right, if slower: a rule may know better
@@ -445,6 +456,8 @@ def _equal_batches(
     if batch.prefill > 0 or engine.batch.serves_all == 0 or engine.batch.steady == 0:
         return 1
     if clock.merges == 0 or engine.batch.preempted > 0 or engine.batch.wasted > 0:
+        return 1
+    if clock.guarded != 0 and engine.out_of_step > 0:  # who has a first token is to be known
         return 1
     most = next_due_epoch(world.bits[engine.line], engine.epoch) - engine.epoch
     if most > 1 and pool.names_outputs != 0:

@@ -7,6 +7,7 @@ from numba import types
 
 from penstock.kernel.apart import A_POOL, A_WORLD, AN_ENGINE, NUMBER, apart
 from penstock.kernel.blocks import blocks_of, give_back, name_blocks, nameable, take_blocks
+from penstock.kernel.clients import leave_unserved
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.composition import ticks_of
 from penstock.kernel.drafts import forget_rejected, keep_accepted, know_rejected
@@ -83,7 +84,7 @@ def advance_engine(world: World, replica: Any, engine: Any, pool: Any) -> None:
         _count_gaps(world, replica, engine, pool)
         engine.ahead.step_before = engine.last_step
         engine.last_step = _end_of(world, engine, pool)
-        engine.decode_tokens -= decodes
+        engine.decode_tokens -= decodes - engine.batch.gone
         engine.epoch += 1
         engine.barren = 0
         if engine.batch.is_marked != 0 or engine.batch.serves_all == 0:
@@ -165,7 +166,8 @@ def give_back_of_finished(world: World, engine: Any, pool: Any, epoch: int) -> N
     place = engine.slots.first
     while place >= 0:
         slot = world.slots[place]
-        ends = slot.left == IN_FLIGHT
+        gone = engine.gone > 0 and world.tries[slot.request].gone >= 0
+        ends = slot.left == IN_FLIGHT and not gone
         if pool.ahead == 0 and slot.left == 0:
             ends = slot.due == epoch
         elif pool.ahead == 0:
@@ -186,7 +188,7 @@ def give_back_of_finished(world: World, engine: Any, pool: Any, epoch: int) -> N
 @uncounted(inline=True)
 def _count_gaps(world: World, replica: Any, engine: Any, pool: Any) -> None:
     """Count the times between tokens of those that decode."""
-    in_step = replica.decodes - replica.verified - engine.batch.wasted
+    in_step = replica.decodes - replica.verified - engine.batch.wasted - engine.batch.gone
     if engine.out_of_step > 0:
         in_step -= _own_gaps(world, replica, engine, pool)
     if in_step > 0:
@@ -208,6 +210,7 @@ def _own_gaps(world: World, replica: Any, engine: Any, pool: Any) -> Any:
             if engine.batch.serves_all != 0 or slot.taken > 0:
                 if slot.last == NONE_YET:
                     world.first_token[slot.request] = replica.start + replica.ticks
+                    engine.without_first -= world.rows[slot.request].left
                     _gap_from_elsewhere(world, replica, pool, slot.request)
                 else:
                     note_gaps(world, replica, pool, slot.last, 1)
@@ -298,7 +301,7 @@ def let_go(world: World, replica: Any, engine: Any, pool: Any) -> None:
         _leave(world, replica, engine, place)
         place = following
     engine.ahead.leaving.first = -1
-    engine.ahead.unforeseen = 0
+    engine.ahead.unforeseen = engine.ahead.first_tokens = 0
 
 
 @uncounted(inline=True)
@@ -307,6 +310,12 @@ def _leave(world: World, replica: Any, engine: Any, place: int) -> None:
     request = world.slots[place].request
     row = world.rows[request]
     stage = world.stages[row.stage]
+    if engine.gone > 0 and world.tries[request].gone >= 0:
+        in_flight = world.slots[place].left == IN_FLIGHT
+        in_vain = np.int64(world.slots[place].taken) if in_flight else 0
+        leave_list(world, engine, place)
+        leave_unserved(world, engine, request, in_vain)
+        return
     leave_list(world, engine, place)
     engine.finished += 1
     engine.finished_decodes += row.decodes
@@ -378,6 +387,9 @@ def _first_token(world: World, replica: Any, engine: Any, pool: Any, slot: Any) 
     """
     if world.first_token[slot.request] < 0:
         world.first_token[slot.request] = _end_of(world, engine, pool)
+        engine.without_first -= world.rows[slot.request].left
+        if pool.ahead != 0:
+            engine.ahead.first_tokens += world.rows[slot.request].left
         _gap_from_elsewhere(world, replica, pool, slot.request)
     else:
         note_gaps(world, replica, pool, slot.last, 1)

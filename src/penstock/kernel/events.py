@@ -23,6 +23,7 @@ import numpy as np
 from numba import types
 
 from penstock.kernel.by_reference import reference_at
+from penstock.kernel.clients import ask_in, let_leave, next_leaving, turned_away
 from penstock.kernel.compiled_code import entry, uncounted
 from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.engine_batches import (
@@ -101,7 +102,8 @@ def _advance(world: World) -> int:
 
         # -- what comes next
         # A calendar for each kind of event: a tree of the ends of batches, as each replica has one;
-        # jobs in order of arrival; a heap of delayed requests; outages in order.
+        # jobs in order of arrival; heaps of delayed requests and of clients who may leave; outages
+        # in order.
         now = world.ends[1]
         if clock.next_job < jobs:
             now = min(now, world.job_arrival[clock.next_job])
@@ -110,6 +112,8 @@ def _advance(world: World) -> int:
         # A replica that comes back matters only while something is left to be served.
         if clock.next_outage < now and (now < NEVER or clock.stranded > 0):
             now = clock.next_outage
+        if clock.impatient != 0:
+            now = min(now, next_leaving(world))
         if clock.final == 0 and (jobs == 0 or now >= world.job_arrival[jobs - 1]):
             return MORE  # a job to come may arrive then, too
         if now == NEVER and clock.until == NEVER:
@@ -122,9 +126,15 @@ def _advance(world: World) -> int:
             return DONE
         clock.now = now
 
-        # -- batches end
-        while world.ends[1] == now:
-            _end(world, first_ending(world))
+        # -- batches end, and clients leave, for whom runs of batches may end, too
+        leaving = clock.impatient
+        while True:
+            while world.ends[1] == now:
+                _end(world, first_ending(world))
+            if leaving == 0:
+                break
+            leaving = 0
+            let_leave(world)
 
         # -- replicas die and come back
         if clock.next_outage == now:
@@ -242,6 +252,8 @@ def _arrive(world: World, request: int) -> None:
     if world.ready[request] >= 0:  # it has been routed: what comes is its KV memory
         land(world, request)
         return
+    if clock.guarded != 0 and ask_in(world, request) != 0:
+        return
     if world.fronts.size > 0 and wait_in_front(world, request) != 0:
         return
     stage = world.stages[row.stage]
@@ -249,8 +261,12 @@ def _arrive(world: World, request: int) -> None:
     if pool.up == 0:
         strand(world, request)
         return
+    if clock.guarded != 0 and turned_away(world, request, pool, -1) != 0:
+        return
     server = route(world, request, pool)
     pool = world.pools[world.servers[server].pool]
+    if clock.guarded != 0 and turned_away(world, request, pool, server) != 0:
+        return
     if pool.routing.affinity != 0:
         home = world.rows[request + world.home[request]]
         if home.server < 0:

@@ -97,6 +97,42 @@ def insert_in_order(values: Any, begin: int, end: int, value: int) -> None:
     values[place] = value
 
 
+@uncounted()
+def push(heap: Any, size: int, tick: int, request: int) -> None:
+    """Put a request that is due at a tick into a heap of so many."""
+    place = size
+    while place > 0:
+        above = (place - 1) >> 1
+        if heap[above, 0] < tick or (heap[above, 0] == tick and heap[above, 1] < request):
+            break
+        heap[place, 0], heap[place, 1] = heap[above, 0], heap[above, 1]
+        place = above
+    heap[place, 0], heap[place, 1] = tick, request
+
+
+@uncounted()
+def pop(heap: Any, size: int) -> Any:
+    """Take the first request out of a heap in which so many are left."""
+    first = heap[0, 1]
+    tick, request = heap[size, 0], heap[size, 1]
+    place = 0
+    while True:
+        below = 2 * place + 1
+        if below >= size:
+            break
+        if below + 1 < size and (
+            heap[below + 1, 0] < heap[below, 0]
+            or (heap[below + 1, 0] == heap[below, 0] and heap[below + 1, 1] < heap[below, 1])
+        ):
+            below += 1
+        if tick < heap[below, 0] or (tick == heap[below, 0] and request < heap[below, 1]):
+            break
+        heap[place, 0], heap[place, 1] = heap[below, 0], heap[below, 1]
+        place = below
+    heap[place, 0], heap[place, 1] = tick, request
+    return first
+
+
 @uncounted(inline=True)
 def take_slot(world: Any) -> Any:
     """Return a slot that nobody has; there is room (`events`)."""

@@ -8,7 +8,6 @@ wait until a replica is back, which begins empty. Routers know at once who serve
 
 from typing import Any
 
-import numpy as np
 from numba import types
 
 from penstock.kernel.apart import A_WORLD, NUMBER, apart
@@ -24,7 +23,6 @@ from penstock.kernel.records import (
     IN_DECODE,
     LOST,
     NO_ROWS,
-    NONE_YET,
     RETURNS,
     World,
 )
@@ -32,6 +30,7 @@ from penstock.kernel.releases import arrive_now
 from penstock.kernel.routing import look
 from penstock.kernel.running import change_phase
 from penstock.kernel.signatures import SEEN_SENT
+from penstock.kernel.tries import begin_anew, come_again, lose
 
 TICK, SERVER, WHAT, HIT = range(4)
 """Columns of `World.outages`; ``HIT``: requests that were at a replica when it died, written when
@@ -139,9 +138,11 @@ def _die(world: World, server: int, loses: bool) -> int:
         else:
             stage.in_prefill -= 1
         hit += 1
-        _begin_anew(world, request, pool)
+        begin_anew(world, request, pool)
+        if world.tries[request].came < 0:
+            world.tries[request].came = world.ready[request]  # or earlier, at the front end
         if loses:
-            _lose(world, request)
+            lose(world, request, LOST)
         else:
             _send_again(world, request)
     return hit
@@ -213,48 +214,9 @@ def _let_go(world: World, engine: Any, place: int) -> None:
 
 
 @uncounted()
-def _begin_anew(world: World, request: int, pool: Any) -> None:
-    """Let a request be as it was before it came."""
-    row, trial = world.rows[request], world.tries[request]
-    row.left, row.decodes = trial.left, trial.decodes
-    row.pending = 0
-    world.cached[request] = 0
-    world.first_token[request] = -1
-    if world.again.size > 0:
-        again = world.again[request]
-        again.last = NONE_YET
-        again.target = row.left
-        again.outputs = row.decodes + pool.convention
-        again.filled = again.matched = again.times = again.passed = 0
-    if trial.came < 0:
-        trial.came = world.ready[request]
-
-
-@uncounted()
 def _send_again(world: World, request: int) -> None:
     """Let a request arrive at this tick."""
     row = world.rows[request]
-    row.server = -1
-    world.ready[request] = -1
-    world.tries[request].times += 1
+    come_again(world, request)
     world.clock[0].future += row.left + row.decodes
     arrive_now(world, request)
-
-
-@uncounted()
-def _lose(world: World, request: int) -> None:
-    """Lose a request, and all that would come after it in its job, whose rows stand behind it."""
-    clock = world.clock[0]
-    world.finish[request] = LOST
-    job = np.searchsorted(world.job_root[:], request, side="right")
-    end = world.rows.size if job == world.job_root.size else world.job_root[job]
-    for earlier in range(request, end):
-        offset = world.rows[earlier].child
-        following = earlier
-        while world.finish[earlier] == LOST and offset != 0:
-            following += offset
-            row = world.rows[following]
-            if world.finish[following] != LOST:
-                world.finish[following] = LOST
-                clock.future -= row.left + row.decodes
-            offset = row.sibling

@@ -39,10 +39,11 @@ APART = (
     *("name_known", "verify", "keep_accepted", "note_allocations"),
     *("keep_at_end", "keep_ahead", "leave", "give_up", "pages_found"),
     *("happen", "strand", "come", "land", "receive"),
+    *("ask_in", "turned_away", "next_leaving", "let_leave", "dismiss", "leave_unserved"),
 )
 """Functions that a system may lack (`penstock.kernel.apart`), in the order of `World.apart`: that
-rule, lines, several replicas, workflows, a front end, a prefix
-cache, drafts, records of who got what, a cache that is a tree, outages, transfers.
+rule, lines, several replicas, workflows, a front end, a prefix cache, drafts, records of who got
+what, a cache that is a tree, outages, transfers, queues with limits and clients who leave.
 """
 
 FUNCTIONS = [*APART]
@@ -142,6 +143,7 @@ CLOCK = record(
     next_job waiting_room ready ready_done touched formed failed
     future finished requests_before next_report bad_router
     next_outage outages_done stranded
+    guarded impatient leaving
     prefilled prefilled_most
     free_slot used_slots engine_slots
     series_rows series_step
@@ -164,7 +166,9 @@ router learns next how its replicas are; ``bad_router``: 1 + a replica of the po
 failed. ``next_outage``:
 tick at which a replica dies or comes back next; ``outages_done``: rows of `World.outages` that have
 happened; ``stranded``: requests that wait
-until a replica of their pool is back. The others count what is used of arrays, and gaps.
+until a replica of their pool is back. ``guarded``: whether requests may be refused, or clients
+leave; ``impatient``: whether these do, and of how many `World.leaves` says when. The others count
+what is used of arrays, and gaps.
 """
 
 WORDS_OF_RULE = 32
@@ -192,9 +196,16 @@ that is a function looks for prompts in caches, and at the memory in use; ticks 
 that it learns how replicas are (0: it always knows), and when it last did.
 """
 
+LIMITS = record(i8="requests waiting prompt_tokens ttft")
+"""Who is refused on arrival (`NEVER`: nobody by that): the most requests, those that run included,
+and the most that wait; the prompt tokens of requests without a first token from which on nobody
+comes in; ticks until the first token, as far as it can be told.
+"""
+
 POOL = record(
     (FUNCTION, "policy order"),
     (ROUTING, "routing"),
+    (LIMITS, "at_router at_server"),
     i8="""
     first_server replicas up retention first_front fronts
     budget batch_size running_scope convention sees duration composed
@@ -202,6 +213,7 @@ POOL = record(
     rule block_size watermark admission by_priority came_as waits_among_running
     grows reserves_last chunked caching radix ahead longest drafts
     names_ahead names_outputs patience hash_block plans_late cell_columns
+    evicts full_batch
     """,
     of_rule=WORDS_OF_RULE,
 )
@@ -229,8 +241,10 @@ a decode verifies. ``names_ahead``: tokens after a block that its name stands fo
 ``names_outputs``: whether recorded ids go on where prompts end; ``patience``: batches without an
 output before preemptions are said to go on for ever. ``plans_late``: whether it may as well be
 composed at the end of a run of decodes (`LATER`); then an arrival cuts the run whatever
-``arrival_ends`` says. ``cell_columns``: of `World.cells`. ``of_rule``: settings of a single engine,
-as its rule names them (`part_of_rule`).
+``arrival_ends`` says. ``cell_columns``: of `World.cells`. ``evicts``: by which the ranks of two
+neighbouring priorities differ where in a full queue the least urgent makes way, else 0;
+``full_batch``: ticks of a batch filled to the budget. ``of_rule``: settings of a single engine, as
+its rule names them (`part_of_rule`).
 """
 
 REPLICA = record(
@@ -280,7 +294,7 @@ BATCH = record(
     (ENDS, "served"),
     i8="""
     prompts decodes is_marked serves_all wasted wasted_on verified rejected preempted
-    steady arrival_ends
+    steady arrival_ends gone in_vain
     """,
 )
 """The batch that an engine forms, or has in progress.
@@ -290,12 +304,13 @@ list unless ``is_marked``: then those are whose `SLOT.taken` says so; whether th
 decode; decodes given for nothing to those who end unforeseen, and the first of these who have left
 since; drafts, and tokens that they make useless; how many gave up memory for it. ``steady``:
 whether the next batch is the same while nobody comes or goes; ``arrival_ends``: whether somebody
-who comes ends a run of equal ones.
+who comes ends a run of equal ones; ``gone``: decodes of those whose clients have left since;
+``in_vain``: all tokens of those, where the batch has not started yet.
 """
 
 AHEAD = record(
     (ENDS, "leaving"),
-    i8="next_batch joins_until flight_end step_before all_fly some_fly unforeseen",
+    i8="next_batch joins_until flight_end step_before all_fly some_fly unforeseen first_tokens",
 )
 """What an engine knows of the batch in progress when the one after it is composed.
 
@@ -303,7 +318,8 @@ AHEAD = record(
 `LATER`: who comes up to this tick is in it (`NEVER`: nobody has come). The tick at which the tokens
 in flight are out (`NONE_YET`: none are), and at which those who decode had the ones before. Whether
 all who decode have a token in flight, and whether `SLOT.flight` says of some that they have; how
-many have their last token in flight though they may have more.
+many have their last token in flight though they may have more; prompt tokens of those whose first
+one is in flight.
 """
 
 CACHE = record(
@@ -345,6 +361,7 @@ ENGINE = record(
     free evictable usable settled
     age repeats changed was_idle barren
     preemptions lost reused rejections
+    without_first gone
     """,
     of_rule=WORDS_OF_RULE,
 )
@@ -367,12 +384,22 @@ processed (`POOL.came_as`); since it was asked last: batches that were like the 
 (``repeats``), whether somebody left or came to decode (``changed``), whether nobody was there
 (``was_idle``). ``barren``: batches since the last output that preempted somebody.
 
-Preemptions, tokens that they lost, tokens found computed, tokens that drafts made useless.
+Preemptions, tokens that they lost, tokens found computed, tokens that drafts made useless. Prompt
+tokens of requests without a first token, and requests whose clients have left while they run.
 ``of_rule``: what the rule keeps, as it names that (`part_of_rule`).
 """
 
-STAGE = record(i8="pool line prefill_weight decode_weight in_prefill in_decode")
-"""One per stage: where it is served, what a request counts for routers, requests in each phase."""
+STAGE = record(
+    i8="""
+    pool line prefill_weight decode_weight in_prefill in_decode
+    offered refused left wasted
+    """
+)
+"""One per stage: where it is served, what a request counts for routers, requests in each phase.
+
+Where there are limits, or clients who leave: how often requests came, were refused, and were left
+by their clients, and tokens processed for those.
+"""
 
 ROW = record(i4="left decodes server next pending stage child sibling")
 """One per request.
@@ -411,16 +438,21 @@ ticks on the links, and more until all is there; from which request, as an offse
 0 for none; and the blocks taken for them at either end.
 """
 
-TRY = record(i8="came", i4="left decodes times is_stranded")
-"""One per request where replicas die.
+TRY = record(
+    i8="came patience_first patience_whole first_until whole_until gone luck",
+    i4="left decodes times is_stranded is_listed found",
+)
+"""One per request where replicas die, requests are refused or clients leave.
 
 When it came to its pool first (-1: it has not been sent again), what it asked for, how often it was
-sent again, and whether it waits until a replica is back.
+sent again, and whether it waits until a replica is back. How long its client waits for the first
+token and for all, and until when this time; when it left although it still runs (-1: it has not);
+32 random bits; whether `World.leaves` has it; prompt tokens that it found computed.
 """
 
-LOST = -2
+LOST, REFUSED, LEFT = -2, -3, -4
 """In place of the tick at which a request finished: it was lost with its replica, or comes after
-one that was.
+one that did not finish; it was refused; its client left.
 """
 
 DIES, DIES_WITH_REQUESTS, RETURNS = range(3)
@@ -479,7 +511,8 @@ World = namedtuple(
     duration linear per params serving health outages idle_engines idle_lines tries
     slots heads bits growth lives nodes blocks buckets table hits ids bounds ends
     job_arrival job_root job_tokens rows again sent delay coin context reuse home cached ready
-    front reached fronts first_token finish heap ready_now touched seen asked lookout weights gaps
+    front reached fronts first_token finish heap leaves backoffs jitter
+    ready_now touched seen asked lookout weights gaps
     full cells stalls mixes series batch_rows allocation_rows
     """,
 )
@@ -507,7 +540,9 @@ request ``rows`` to ``home``, as in `penstock.workload.jobs` (``home``: offset o
 of the job at the pool); what became of it: ``cached`` (tokens), ``ready``, ``first_token``,
 ``finish`` (ticks). Where pools have front ends, ``front``: ticks of its work there, and
 ``reached``: when it came there, before it is ``ready``; ``fronts``: when each process is free.
-``heap``: delayed requests as (tick, request); ``ready_now``: those that arrive at this tick;
+``heap``: delayed requests as (tick, request); ``leaves``: a heap of when clients may leave;
+``backoffs`` (stages, retries), ``jitter``: ticks after which they come again (-1: no more), and
+the share of these that chance may take off. ``ready_now``: those that arrive at this tick;
 ``touched``: replicas to be looked at. ``seen``, ``asked``: what routers see of each replica, and of
 a request; ``lookout``, ``weights``: what an order sees and says.
 
@@ -557,6 +592,9 @@ _TYPES: dict[str, Any] = {
     "home": _INTS32,
     "cached": _INTS32,
     "heap": _TABLE,
+    "leaves": _TABLE,
+    "backoffs": _TABLE,
+    "jitter": types.float64[::1],
     "seen": _REALS,
     "asked": types.float64[::1],
     "lookout": _REALS,

@@ -7,49 +7,15 @@ from numba import types
 
 from penstock.kernel.apart import A_WORLD, NUMBER, apart
 from penstock.kernel.compiled_code import uncounted
-from penstock.kernel.lists import insert_in_order
+from penstock.kernel.lists import insert_in_order, pop, push
 from penstock.kernel.records import World
 
 
 @apart(types.void(A_WORLD, NUMBER, NUMBER))
 def push_delayed(world: World, tick: int, request: int) -> None:
     """Put a request into the heap of those that are delayed."""
-    clock, heap = world.clock[0], world.heap
-    place = clock.waiting_room
-    clock.waiting_room += 1
-    while place > 0:
-        above = (place - 1) >> 1
-        if heap[above, 0] < tick or (heap[above, 0] == tick and heap[above, 1] < request):
-            break
-        heap[place, 0], heap[place, 1] = heap[above, 0], heap[above, 1]
-        place = above
-    heap[place, 0], heap[place, 1] = tick, request
-
-
-@uncounted(inline=True)
-def _pop(world: World) -> Any:
-    """Take the first request out of the heap."""
-    clock, heap = world.clock[0], world.heap
-    clock.waiting_room -= 1
-    size = clock.waiting_room
-    first = heap[0, 1]
-    tick, request = heap[size, 0], heap[size, 1]
-    place = 0
-    while True:
-        below = 2 * place + 1
-        if below >= size:
-            break
-        if below + 1 < size and (
-            heap[below + 1, 0] < heap[below, 0]
-            or (heap[below + 1, 0] == heap[below, 0] and heap[below + 1, 1] < heap[below, 1])
-        ):
-            below += 1
-        if tick < heap[below, 0] or (tick == heap[below, 0] and request < heap[below, 1]):
-            break
-        heap[place, 0], heap[place, 1] = heap[below, 0], heap[below, 1]
-        place = below
-    heap[place, 0], heap[place, 1] = tick, request
-    return first
+    push(world.heap, world.clock[0].waiting_room, tick, request)
+    world.clock[0].waiting_room += 1
 
 
 @uncounted(inline=True)
@@ -65,7 +31,8 @@ def come_due(world: World) -> None:
     """Let those arrive whose delay is over."""
     clock = world.clock[0]
     while clock.waiting_room > 0 and world.heap[0, 0] == clock.now:
-        arrive_now(world, _pop(world))
+        clock.waiting_room -= 1
+        arrive_now(world, pop(world.heap, clock.waiting_room))
 
 
 @apart(NUMBER(A_WORLD, NUMBER))
@@ -107,8 +74,8 @@ def finish(world: World, request: int) -> None:
     clock = world.clock[0]
     world.finish[request] = clock.now
     clock.finished += 1
-    if clock.clients > 0 and _has_ended(world, request):
-        _send_next(world)
+    if clock.clients > 0:
+        answer_client(world, request)
     if world.rows[request].child != 0:
         follow(world, request)
 
@@ -127,6 +94,17 @@ def follow(world: World, request: int) -> None:
         following += row.sibling
 
 
+@uncounted()
+def answer_client(world: World, request: int) -> None:
+    """Let the client whose job is done, if this was the last of it, send the next one that is left,
+    after a pause.
+    """
+    clock = world.clock[0]
+    if _has_ended(world, request) and clock.next_sent < world.job_arrival.size:
+        world.job_arrival[clock.next_sent] = clock.now + clock.pause
+        clock.next_sent += 1
+
+
 @uncounted(inline=True)
 def _has_ended(world: World, request: int) -> bool:
     """Whether all requests of a request's job are done."""
@@ -137,14 +115,5 @@ def _has_ended(world: World, request: int) -> bool:
     end = world.rows.size if job == roots.size else roots[job]
     left = 0
     for other in range(roots[job - 1], end):
-        left += world.finish[other] < 0
+        left += world.finish[other] == -1
     return left == 0
-
-
-@uncounted(inline=True)
-def _send_next(world: World) -> None:
-    """Let the client whose job is done send the next one that is left, after a pause."""
-    clock = world.clock[0]
-    if clock.next_sent < world.job_arrival.size:
-        world.job_arrival[clock.next_sent] = clock.now + clock.pause
-        clock.next_sent += 1

@@ -207,7 +207,9 @@ def _others_may_have(world: World, request: int) -> Any:
     computed the beginning of a prompt: for what a trace names, or for another one that goes on with
     the same.
     """
-    if world.again[request].named > 0:
+    if world.again[request].named > 0 or (
+        world.tries.size > 0 and world.tries[request].times > 0  # itself was there before
+    ):
         return True
     earlier: Any = request
     while world.reuse[earlier] > 0:

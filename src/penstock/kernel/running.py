@@ -113,6 +113,66 @@ def pop_waiting(world: World, engine: Any, pool: Any) -> Any:
     return request
 
 
+@uncounted()
+def unqueue(world: World, engine: Any, pool: Any, request: int) -> None:
+    """Take any request out of the queue."""
+    engine.waiting -= 1
+    first = engine.queue.first
+    after = np.int64(world.rows[request].next)
+    if pool.by_priority != 0:
+        after = _merged(world, world.again[request].less, world.again[request].more)
+    if first == request:
+        engine.queue.first = after
+        return
+    before = first
+    if pool.by_priority == 0:
+        while world.rows[before].next != request:
+            before = world.rows[before].next
+        world.rows[before].next = after
+        if after < 0:
+            engine.queue.last = before
+        return
+    world.rows[first].next = -1
+    while world.again[before].less != request and world.again[before].more != request:
+        before = _next_of_heap(world, before)
+    if world.again[before].less == request:
+        world.again[before].less = after
+    else:
+        world.again[before].more = after
+
+
+@uncounted(inline=True)
+def _next_of_heap(world: World, request: int) -> Any:
+    """Return the request of a heap that is looked at after another, each with those below it: what
+    is left to be looked at is linked through their rows.
+    """
+    left = np.int64(world.rows[request].next)
+    for below in (world.again[request].less, world.again[request].more):
+        if below >= 0:
+            world.rows[below].next = left
+            left = np.int64(below)
+    return left
+
+
+@uncounted()
+def last_waiting(world: World, engine: Any, pool: Any) -> Any:
+    """Return the least urgent of those that wait, of equal ones the last that came, or -1."""
+    last = request = engine.queue.first
+    if request >= 0 and pool.by_priority != 0:
+        world.rows[request].next = -1
+    while request >= 0:
+        one, other = world.again[last], world.again[request]
+        urgency, others = one.rank // pool.evicts, other.rank // pool.evicts
+        later = other.came > one.came or (other.came == one.came and request > last)
+        if others > urgency or (others == urgency and later):
+            last = request
+        if pool.by_priority != 0:
+            request = _next_of_heap(world, request)
+        else:
+            request = np.int64(world.rows[request].next)
+    return last
+
+
 @uncounted(inline=True)
 def done_by(engine: Any, slot: Any) -> Any:
     """Return the tokens that a running request has processed."""
@@ -229,6 +289,8 @@ def admit(world: World, engine: Any, pool: Any, request: int, blocks: int, hits:
         slot.left -= tokens
         engine.uncomposed_prefill -= tokens
         engine.reused += tokens
+        if world.tries.size > 0:
+            world.tries[request].found = tokens
         if again.times == 0:
             world.cached[request] = tokens
         add_tokens(world, engine, -tokens)
@@ -415,13 +477,10 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
 def _evict_ahead(world: World, engine: Any, pool: Any, place: int) -> None:
     """Take the blocks of a request whose last token is in flight; it does nothing again."""
     slot = world.slots[place]
-    blocks = held_by(engine, pool, slot)
     if pool.caching == 0:
-        engine.free += blocks
+        engine.free += held_by(engine, pool, slot)
     else:
-        full = _named(world, engine, pool, slot, np.int64(slot.total))
-        sought = world.again[slot.request].followed != 0
-        give_back(world, engine, pool, place, blocks, full, sought)
+        give_back_ahead(world, engine, pool, place)
     if ends_unforeseen(world, slot):
         engine.ahead.unforeseen -= 1
         engine.batch.wasted -= slot.taken
@@ -433,6 +492,16 @@ def _evict_ahead(world: World, engine: Any, pool: Any, place: int) -> None:
     engine.batch.preempted += 1
     engine.preemptions += 1
     world.again[slot.request].times += 1
+
+
+@uncounted()
+def give_back_ahead(world: World, engine: Any, pool: Any, place: int) -> None:
+    """Give back the blocks of a request whose last token is in flight."""
+    slot = world.slots[place]
+    blocks = held_by(engine, pool, slot)
+    full = _named(world, engine, pool, slot, np.int64(slot.total))
+    sought = world.tries.size > 0 or world.again[slot.request].followed != 0
+    give_back(world, engine, pool, place, blocks, full, sought)
 
 
 @uncounted(inline=True)

@@ -25,12 +25,14 @@ from penstock.simulation.jobs_in_ticks import JobsInTicks
 from penstock.simulation.new_world import (
     be_patient,
     frozen,
+    limit,
     name_recorded,
     new_world,
     wider_table,
+    with_clients,
     with_outages,
 )
-from penstock.simulation.rows import JobEnds, Record, Rows
+from penstock.simulation.rows import JobEnds, Record, Rows, Tries
 from penstock.simulation.session import Session, chain, gap_bits, level_of
 from penstock.system.outages import SENT_AGAIN, Outage
 from penstock.workload.jobs import Jobs
@@ -83,7 +85,7 @@ class EventSession(Session):
         of_server: bool = False,
         renewals: int = 1,
     ) -> None:
-        self.network = network
+        network = self.network = network.served_by_queues if network.guarded else network
         self.of_server = of_server
         self.pools = list(network.pools.values())
         self.kinds = [
@@ -122,11 +124,13 @@ class EventSession(Session):
         self.outages = outages
         if outages:
             self.world = with_outages(self.world, self._ticks_of(outages))
+        if network.guarded:
+            self.world = self._with_limits(self.world)
         self._in_ticks = JobsInTicks(
             network,
             tick_s,
             counts_gaps=self.counts_gaps,
-            has_outages=bool(outages),
+            has_tries=bool(outages) or network.guarded,
             of_server=of_server,
         )
         self.world = self.world._replace(**self._in_ticks.arrays(self.jobs))
@@ -136,6 +140,16 @@ class EventSession(Session):
         self.requests_offered = 0
 
     # -- how it begins
+
+    def _with_limits(self, world: World) -> World:
+        """Write down whom routers and servers refuse, and which clients leave."""
+        for row, (index, server, _) in zip(world.pools, self.kinds, strict=True):
+            limit(row.at_router, self.pools[index].router_limit, self.tick_s)
+            limit(row.at_server, server.queue_limit, self.tick_s)
+            by_priority = server.order == "priority"
+            row.evicts = server.policy.queue.rank_step if by_priority else 0
+            row.full_batch = round(server.token_budget / server.full_batch_rate / self.tick_s)
+        return with_clients(world, self.network.patience_of_stages, self.tick_s)
 
     def _ticks_of(self, outages: Sequence[Outage]) -> Ints:
         """Return tick, replica over all pools, what happens to it, and 0, in order."""
@@ -288,12 +302,13 @@ class EventSession(Session):
             for name in ("rows", "again", "sent", "tries"):
                 arrays[name] = arrays[name].view(np.recarray)
             arrays["job_root"][before:] += self.jobs.requests
-        waiting = int(self.clock.waiting_room)
         count = len(arrays["rows"])
-        heap = np.zeros((count, 2), np.int64)
-        heap[:waiting] = self.world.heap[:waiting]
+        heap = _longer(self.world.heap, int(self.clock.waiting_room), count)
+        leaves = _longer(self.world.leaves, int(self.clock.leaving), count)
         self.jobs = Jobs.joined([self.jobs, jobs]) if before else jobs
-        self.world = self.world._replace(**arrays, heap=heap, ready_now=np.zeros(count, np.int64))
+        self.world = self.world._replace(
+            **arrays, heap=heap, leaves=leaves, ready_now=np.zeros(count, np.int64)
+        )
         rows = arrays["rows"]
         whole = rows.left.astype(np.int64) + rows.decodes
         be_patient(self.world.pools, int(whole.max(initial=0)))
@@ -399,18 +414,18 @@ class EventSession(Session):
         if self.line is None:  # of a server nobody asks for these
             replica = world.rows.server[requests] - self.first_replica[jobs.stage]
             rows = dataclasses.replace(rows, cached=world.cached[requests], replica=replica)
-        if self.outages:
+        if world.tries.size:
             came = world.tries.came[requests]
             rows = dataclasses.replace(
                 rows,
                 arrival=np.where(came >= 0, came, ready),
-                # Its row may know already where its job is at home.
-                replica=np.where(ready >= 0, replica, -1),
                 finish=np.maximum(finish, -1),
                 tries=world.tries.times[requests].astype(np.int64),
-                lost=finish == records.LOST,
+                failed=np.where(finish < -1, -finish, 0),
             )
-        if world.fronts.size:
+            if rows.replica is not None:  # its row may know already where its job is at home
+                rows = dataclasses.replace(rows, replica=np.where(ready >= 0, rows.replica, -1))
+        if world.fronts.size and not self.network.guarded:
             rows = dataclasses.replace(rows, arrival=world.reached[requests].copy())
             if rows.replica is not None:  # of one that waits there its row may know its job's home
                 rows = dataclasses.replace(rows, replica=np.where(ready >= 0, rows.replica, -1))
@@ -445,9 +460,18 @@ class EventSession(Session):
                 column[column >= 0] -= count
         world.slots.request -= count
         world.heap[: self.clock.waiting_room, 1] -= count
+        self._forget_who_waited(count)
         self.clock.requests_before += count
         if self.clock.clients:
             self.clock.next_sent -= count
+
+    def _forget_who_waited(self, count: int) -> None:
+        """Forget when the clients of the first requests, which are done, may leave."""
+        leaves = self.world.leaves[: self.clock.leaving]
+        left = leaves[leaves[:, 1] >= count] - (0, count)
+        left = left[np.lexsort((left[:, 1], left[:, 0]))]  # in order, which is a heap
+        self.world.leaves[: len(left)] = left
+        self.clock.leaving = len(left)
 
     def at_stages(self, rows: Rows) -> Iterator[Bools | slice]:
         """Yield which requests are at each stage of which latencies are folded."""
@@ -457,6 +481,16 @@ class EventSession(Session):
         stage_of = rows.jobs.stage
         for stage, _ in enumerate(self.folds):
             yield stage_of == stage
+
+    @property
+    def tries(self) -> Tries | None:
+        """What became of the tries of requests, where they may be refused, or their clients
+        leave.
+        """
+        stages = self.world.stages
+        if not self.network.guarded:
+            return None
+        return Tries(*(stages[name].copy() for name in ("offered", "refused", "left", "wasted")))
 
     def by_replica(self, field: str) -> Ints:
         """Return a field of engines for all replicas, 0 for those of lines."""
@@ -480,6 +514,13 @@ class EventSession(Session):
         merged = rows[starts]
         merged[:, 2:4] = np.add.reduceat(rows[:, 2:4], starts)
         return batches, merged
+
+
+def _longer(heap: Ints, used: int, count: int) -> Ints:
+    """Return a heap with room for so many."""
+    longer = np.zeros((count, 2), np.int64)
+    longer[:used] = heap[:used]
+    return longer
 
 
 def _job_finish(rows: Rows, jobs: Jobs) -> Ints:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.errors import InputError
-from penstock.inputs.arrays import Bools, Ints, Ints32
+from penstock.inputs.arrays import Bools, Floats, Ints, Ints32
 from penstock.kernel import records
+from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.new_world import declared_of
 from penstock.simulation.ticks import check_costs, in_ticks, terms_of
 from penstock.system.server import Server
@@ -26,16 +27,16 @@ class JobsInTicks:
         tick_s: float,
         *,
         counts_gaps: bool,
-        has_outages: bool,
+        has_tries: bool,
         of_server: bool = False,
     ) -> None:
-        # ``counts_gaps``: whether times between tokens are counted; ``has_outages``: replicas die;
-        # ``of_server``: the one pool has no name that somebody gave it.
+        # ``counts_gaps``: whether times between tokens are counted; ``has_tries``: whether requests
+        # may begin anew; ``of_server``: the one pool has no name that somebody gave it.
         self.network = network
         self.prefixes = network.prefixes
         self.tick_s = tick_s
         self.counts_gaps = counts_gaps
-        self.has_outages = has_outages
+        self.has_tries = has_tries
         self.of_server = of_server
         self.pools = list(network.pools.values())
         self.kinds = [
@@ -147,13 +148,18 @@ class JobsInTicks:
             sent.sender = jobs.column("sender")
             sent.link = in_ticks("a transfer", jobs.column("transfer_s"), self.tick_s)
             sent.latency = in_ticks("a delay", jobs.delay_s, self.tick_s)
-        tries = records.table(records.TRY, jobs.requests if self.has_outages else 0)
-        if self.has_outages:
+        tries = records.table(records.TRY, jobs.requests if self.has_tries else 0)
+        if self.has_tries:
             tries.came, tries.left, tries.decodes = -1, rows.left, rows.decodes
+            tries.gone = -1
+            tries.luck = jobs.column("luck")
+            tries.patience_first = self._patience(jobs.column("ttft_limit_s"))
+            tries.patience_whole = self._patience(jobs.column("e2e_limit_s"))
             if sent.tokens.any():
                 raise InputError(
-                    "outages of a network that sends KV memory from pool to pool are not modelled; "
-                    "leave out the outages, or let one pool do both phases"
+                    "outages, limits on queues and the patience of clients are not modelled in a "
+                    "network that sends KV memory from pool to pool; leave them out, or let one "
+                    "pool do both phases"
                 )
         never = np.full(jobs.requests, -1, np.int64)
         front = self._front(jobs, pool_of)
@@ -180,6 +186,12 @@ class JobsInTicks:
             "job_root": np.array(jobs.first_request[:-1], np.int64),
             "job_tokens": job_tokens,
         }
+
+    def _patience(self, seconds: Floats) -> Ints:
+        """Return how long clients wait; NEVER: for ever."""
+        ends = np.isfinite(seconds)
+        ticks = in_ticks("patience", np.where(ends, seconds, 0.0), self.tick_s)
+        return np.where(ends, np.maximum(ticks, 1), NEVER)
 
     def _front(self, jobs: Jobs, pool_of: Ints) -> Ints:
         """Return the ticks of each request at its front end; nothing where no pool has one."""

@@ -23,8 +23,10 @@ from penstock.kernel.signatures import (
     SEEN_FIELDS,
     address_of,
 )
-from penstock.simulation.ticks import terms_of, ticks_of_batches
+from penstock.simulation.ticks import in_ticks, terms_of, ticks_of_batches
+from penstock.system.queue_limit import QueueLimit
 from penstock.system.server import Server
+from penstock.workload.patience import Patience
 from penstock.workload.prefixes import Prefixes
 
 NO_LIMIT = 2**40
@@ -106,6 +108,7 @@ def new_world(
         ends=np.full(2 * leaves, NEVER, np.int64),
         fronts=np.zeros(int((pools.first_front + pools.fronts).max()), np.int64),
         **_no_requests(),
+        **_no_clients(len(stages)),
         touched=np.zeros(table.size, np.int64),
         seen=np.zeros((table.size, SEEN_FIELDS)),
         asked=np.zeros(ASKED_FIELDS),
@@ -282,6 +285,41 @@ def _no_requests() -> dict[str, Any]:
         "coin": np.zeros(0, np.uint32),
         "heap": np.zeros((0, 2), np.int64),
     }
+
+
+def _no_clients(stages: int) -> dict[str, Any]:
+    """Return what says that clients neither leave nor come again."""
+    return {
+        "leaves": np.zeros((0, 2), np.int64),
+        "backoffs": np.full((stages, 1), -1, np.int64),
+        "jitter": np.zeros(stages),
+    }
+
+
+def with_clients(world: World, patience: Sequence[Patience | None], tick_s: float) -> World:
+    """Let requests be refused, and clients leave who have some ``patience`` at each stage."""
+    world.clock.guarded = 1
+    world.clock.impatient = any(of is not None and of.ends for of in patience)
+    if world.clock[0].impatient:  # who is in a batch that is composed late is not known in time
+        world.pools.plans_late = 0
+    waits = [[] if of is None else of.backoffs_s for of in patience]
+    most = max(map(len, waits))
+    backoffs = np.full((len(patience), most + 1), -1, np.int64)
+    for row, seconds in zip(backoffs, waits, strict=True):
+        row[: len(seconds)] = np.maximum(in_ticks("a back-off", np.array(seconds), tick_s), 1)
+    jitter = np.array([0.0 if of is None else of.jitter for of in patience])
+    return world._replace(backoffs=backoffs, jitter=jitter)
+
+
+def limit(at: Any, limits: QueueLimit | None, tick_s: float) -> None:
+    """Write down whom a router, or a server, lets in."""
+    for name in records.LIMITS.names or ():
+        at[name] = NEVER
+    for name, value in (limits.stated if limits else {}).items():
+        if name == "ttft_ms":
+            at.ttft = in_ticks("a TTFT", np.array([value / 1e3]), tick_s)[0]
+        else:
+            at[name] = value
 
 
 def _counters(clock: Any, pools: Any, replicas: int, room: int, most: int) -> dict[str, Ints]:

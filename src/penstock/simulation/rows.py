@@ -7,11 +7,16 @@ import numpy as np
 
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Columns, Ints, Ints32
+from penstock.kernel.records import LEFT, LOST, REFUSED
 from penstock.workload.jobs import Jobs
 
 T = TypeVar("T")
 Record = Literal["jobs", "summary", "requests", "batches", "allocations"]
 RECORDS: tuple[Record, ...] = get_args(Record)
+FAILED = {-LOST: "lost", -REFUSED: "refused", -LEFT: "left"}
+"""Why a request failed: with its replica, or because one before it did; it was refused on arrival;
+its client left.
+"""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,10 +34,11 @@ class Rows(Columns):
     # its pool from 0.
     cached: Ints32 | None = None
     replica: Ints | None = None
-    # How often it was sent again, and whether it was lost, with a replica that died; of one that
-    # was sent again all but its arrival is of its last try. None where no replica dies.
+    # How often it was sent again, or came again; and why it failed at last (`FAILED`; 0: it has
+    # not). Of one that was sent again all but its arrival is of its last try. None where no replica
+    # dies, none is refused and no client leaves.
     tries: Ints | None = None
-    lost: Bools | None = None
+    failed: Ints | None = None
     of_jobs: Jobs | None = None
 
     @property
@@ -84,6 +90,16 @@ class JobEnds(Columns):
     workflow: Ints32  # its place in the network
     arrival: Ints  # ticks
     finish: Ints  # ticks; -1: it did not end
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tries(Columns):
+    """How often requests came, where one may come several times; shape (stages,) each."""
+
+    offered: Ints
+    refused: Ints
+    left: Ints  # by their clients before the end
+    wasted: Ints  # tokens processed for those
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -167,6 +167,7 @@ class Running:
             ends=ends,
             queue_rows=queue_rows,
             by_replica=counts,
+            tries=session.tries,
             workload=workload,
         )
         if session.left_out:

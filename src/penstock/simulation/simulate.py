@@ -155,15 +155,15 @@ def open_session(
     renewals: int = 1,
 ) -> Session:
     """Return a session on a server: the faster loop where nothing but a paper's policy decides."""
-    if server.by_phase and server.front_end is None:
+    plain = workload.patience is None and server.front_end is None and server.queue_limit is None
+    if server.by_phase and plain:
         return PaperSession(server, record, tick_s, compress, stop)
-    if server.by_lines:  # behind a front end: a session of one server records a queue, not lines
-        server = dataclasses.replace(server, batch_time=Composition(server.batch_time))
     # Imported here, as a paper server alone does without the loop of all others.
     from penstock.simulation.event_session import EventSession
     from penstock.system.network import Network
 
-    network = Network.single(workload, server)
+    # A session of one server records a queue, not lines.
+    network = Network.single(workload, server).served_by_queues
     return EventSession(network, tick_s, compress, stop, record, of_server=True, renewals=renewals)
 
 
@@ -248,6 +248,11 @@ def _run_jobs(
     from penstock.simulation.event_session import EventSession
 
     outages = checked_outages(options.outages, network.pools)
+    if outages and network.guarded:
+        raise InputError(
+            "outages beside limits on queues or the patience of clients are not modelled; leave "
+            "out one of them"
+        )
     # Summaries count times between tokens, of which other rows may have none.
     level: Record = "summary" if gap_sections else record
     session = EventSession(network, options.tick_s, options.compress, options.stop, level, outages)

@@ -12,6 +12,7 @@ from penstock.errors import InputError, nearest
 from penstock.fields import Checked, Range
 from penstock.inputs.arrays import Bools, Floats, Ints, Ints32
 from penstock.kernel.signatures import ROUTE_BY_FUNCTION, ROUTE_WORK
+from penstock.system.batch_time import Composition
 from penstock.system.kv_transfer import received_tokens
 from penstock.system.network_model import NetworkModel, StageTokens, unequal_rates
 from penstock.system.pool import Pool as Pool
@@ -21,6 +22,7 @@ from penstock.system.routing import Router
 from penstock.system.server import Server
 from penstock.workload.jobs import Jobs, checked_seed, first_jobs, merged
 from penstock.workload.means import MOST_SAMPLED, Means
+from penstock.workload.patience import Patience
 from penstock.workload.prefixes import Prefixes
 from penstock.workload.sessions import Sessions
 from penstock.workload.stage import released
@@ -69,6 +71,49 @@ class Network(Checked):
         for workflow in self.workflows:
             if isinstance(workflow, Workflow):
                 self._refuse_unfed_decodes(workflow)
+
+    @functools.cached_property
+    def patience_of_stages(self) -> tuple[Patience | None, ...]:
+        """The patience of the clients at each stage."""
+        return tuple(w.patience for w in self.workflows for _ in w.stages)
+
+    @functools.cached_property
+    def guarded(self) -> bool:
+        """Whether requests may be refused, or their clients leave."""
+        limits = [pool.router_limit for pool in self.pools.values()]
+        limits += [server.queue_limit for pool in self.pools.values() for server, _ in pool.servers]
+        return any(part is not None for part in (*limits, *self.patience_of_stages))
+
+    @functools.cached_property
+    def served_by_queues(self) -> "Network":
+        """The same network, of whose replicas each has one queue, from which requests can be
+        taken: with policies of the paper too.
+        """
+        pools = {}
+        for name, pool in self.pools.items():
+            servers = tuple((with_queue(server), count) for server, count in pool.servers)
+            if servers != pool.servers and not pool.order.single_line:
+                raise InputError(
+                    f"the order of pool {name!r} is {pool.order.name}, whose lines have no limits "
+                    "and whose clients do not leave here; leave out the order, or limits and "
+                    "patience"
+                )
+            pools[name] = dataclasses.replace(pool, servers=servers)
+        self._refuse_who_cannot_leave()
+        return dataclasses.replace(self, pools=pools)
+
+    def _refuse_who_cannot_leave(self) -> None:
+        """Refuse clients who leave where it is not known what the engine does then."""
+        for name, patience in zip(self.pool_names, self.patience_of_stages, strict=True):
+            for server, _ in self.pools[name].servers:
+                policy = server.policy
+                if patience is None or not patience.ends or policy.queue.lets_leave:
+                    continue
+                raise InputError(
+                    f"clients of pool {name!r} leave before the end, but what "
+                    f"{policy.name} does then is not modelled; leave out ttft_ms and e2e_ms of "
+                    "their patience, or take vllm without drafts"
+                )
 
     @classmethod
     def single(
@@ -724,3 +769,10 @@ def _checked_workflows(workflows: Any) -> tuple[Workflow | Sessions, ...]:
             f"two workflows are called {twice!r}, so which is meant is unclear; rename one of them"
         )
     return tuple(workflows)
+
+
+def with_queue(server: Server) -> Server:
+    """Return a server that is served as an engine is, its batch times as they are."""
+    if not server.by_lines:
+        return server
+    return dataclasses.replace(server, batch_time=Composition(server.batch_time))

@@ -10,6 +10,7 @@ from penstock.errors import InputError
 from penstock.fields import Checked, Range
 from penstock.kernel.signatures import SEES_DECODES
 from penstock.system.orders import Order, OrderFunction, resolve_order
+from penstock.system.queue_limit import QueueLimit
 from penstock.system.routing import Router, RouterFunction, resolve_router
 from penstock.system.scheduler import Scheduler
 from penstock.system.server import Server
@@ -47,6 +48,9 @@ class Pool(Checked):
         Of a router that learns only now and then how replicas are: every so many milliseconds; 0:
         it always knows. What it remembers itself (turns, where jobs went, what it sent since then)
         and what a replica has computed of a prompt it knows at once.
+    router_limit
+        Whom the router refuses on arrival, by all replicas together; by ``ttft_ms`` at the replica
+        that it chose. None: nobody.
 
     Attributes
     ----------
@@ -59,6 +63,7 @@ class Pool(Checked):
     order: Order
     affinity: bool
     report_ms: Annotated[float, _REPORT]
+    router_limit: QueueLimit | None
 
     def __init__(
         self,
@@ -68,6 +73,7 @@ class Pool(Checked):
         order: str | Order | OrderFunction = "fcfs",
         affinity: bool = False,
         report_ms: float = 0.0,
+        router_limit: QueueLimit | None = None,
     ) -> None:
         vars(self).update(
             servers=_kinds(servers, replicas),
@@ -75,6 +81,7 @@ class Pool(Checked):
             order=resolve_order(order),
             affinity=affinity,
             report_ms=report_ms,
+            router_limit=router_limit,
         )
         self.__post_init__()  # what the last two may be stands on their fields
 

@@ -124,6 +124,7 @@ class Waiting:
 
     orders: tuple[str, ...] = ("fcfs",)  # that a server may ask for
     by_rank: bool = False  # whether ranks count in every order, also without priorities
+    rank_step: int = 1  # by which ranks of two neighbouring priorities differ
     # whether admission goes by the outputs that requests declare; and takes them for those that
     # they make
     reads_declared: bool = False
@@ -137,6 +138,10 @@ class Waiting:
     waits_among_running: bool = False
     # whether, where there are priorities, who waits may take the places of those who run
     takes_places: bool = False
+    # the limits of a `QueueLimit` that it has; and whether it is known how a request leaves whose
+    # client does
+    limits: tuple[str, ...] = ("requests", "waiting", "prompt_tokens", "ttft_ms")
+    lets_leave: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ from penstock.system.front_end import FrontEnd
 from penstock.system.gpu_memory import Gpu, KVTokens
 from penstock.system.memory import BLOCK_SIZE, BLOCKS, MOST_CACHED_BLOCKS, TOKENS, Memory
 from penstock.system.policies import PolicyFunction, resolve
+from penstock.system.queue_limit import QueueLimit
 from penstock.system.scheduler import Holds, Scheduler
 
 _TOO_FAST_S, _TOO_SLOW_S = 5e-4, 5.0  # a full batch, and one of a token
@@ -65,6 +66,8 @@ class Server(Checked):
         engine keeps that memory.
     front_end
         What takes requests in before the engine; None: it takes no time.
+    queue_limit
+        Whom it refuses on arrival; None: nobody.
     """
 
     batch_time: BatchTime
@@ -78,6 +81,7 @@ class Server(Checked):
     order: Annotated[Order, key("order")]
     gpu: Gpu | None
     front_end: FrontEnd | None
+    queue_limit: QueueLimit | None
 
     def __init__(
         self,
@@ -93,6 +97,7 @@ class Server(Checked):
         *,
         gpu: Gpu | None = None,
         front_end: FrontEnd | None = None,
+        queue_limit: QueueLimit | None = None,
         kv_blocks: Annotated[int, BLOCKS, key("kv_blocks")] | None = None,
         kv_tokens: Annotated[int, TOKENS, key("kv_tokens")] | None = None,
         block_size: Annotated[int, BLOCK_SIZE, key("block_size")] | None = None,
@@ -108,6 +113,7 @@ class Server(Checked):
             convention=convention,
             order=order,
             front_end=front_end,
+            queue_limit=queue_limit,
         )
         self.__post_init__()  # what each of these may be stands on its field
         if gpu is not None:
@@ -121,11 +127,23 @@ class Server(Checked):
         scheduler, numbers = scheduler.configured(policy_params)
         vars(self).update(policy=scheduler, policy_params=tuple(numbers), memory=memory, gpu=gpu)
         scheduler.check(self)
+        self._check_limit()
         if memory is not None and memory.prefix_caching:
             reason = _why_no_cache(self, memory)
             if reason is not None:
                 raise InputError(reason)
         self._check_most_tokens()
+
+    def _check_limit(self) -> None:
+        """Refuse a limit on the queue that the engine does not have."""
+        known = self.policy.queue.limits
+        for name in self.queue_limit.stated if self.queue_limit else ():
+            if name not in known:
+                has = f"it has {' and '.join(known)}" if known else "it has none"
+                raise InputError(
+                    f"queue_limit.{name} is no limit of {self.policy.name}; {has}. Give it to the "
+                    "router of its pool (router_limit), or leave it out"
+                )
 
     def _check_most_tokens(self) -> None:
         """Refuse batches of more tokens than can be, or than their times are known for."""
@@ -335,8 +353,7 @@ class Server(Checked):
             )
         if self.order != "fcfs":
             words.append("by priority")
-        if self.front_end is not None:
-            words.append(self.front_end.words)
+        words += [part.words for part in (self.front_end, self.queue_limit) if part is not None]
         return ", ".join(words)
 
     @property

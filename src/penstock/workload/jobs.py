@@ -82,6 +82,11 @@ class Jobs:
     # decodes; 0: none; None: none does.
     sender: npt.NDArray[np.int32] | None = None
     transfer_s: npt.NDArray[np.float64] | None = None  # what that takes a link
+    # How long its client waits for the first token, and for all, each time that it comes; None: for
+    # ever. 32 random bits, for when it comes again.
+    ttft_limit_s: npt.NDArray[np.float64] | None = None
+    e2e_limit_s: npt.NDArray[np.float64] | None = None
+    luck: npt.NDArray[np.uint32] | None = None
 
     @classmethod
     def of_requests(cls, requests: Requests, prefix: Ints | None = None) -> "Jobs":
@@ -166,6 +171,8 @@ class Jobs:
             return self.output
         if name == "transfer_s":
             return np.zeros(self.requests)
+        if name in ("ttft_limit_s", "e2e_limit_s"):
+            return np.full(self.requests, np.inf)
         return np.full(self.requests, -1 if name == "prefix" else 0, np.int32)
 
     def numbered(self, workflow: int, first_stage: int, first_prefix: int) -> "Jobs":

@@ -22,6 +22,7 @@ from penstock.workload.arrivals import Arrivals, Deterministic, Poisson, Replay
 from penstock.workload.jobs import MOST_JOBS, Jobs, checked_seed, first_jobs
 from penstock.workload.lengths import LONGEST
 from penstock.workload.means import Means
+from penstock.workload.patience import Clients, Patience
 from penstock.workload.stage import Stage
 
 _AT_A_TIME = 1024
@@ -64,6 +65,8 @@ class Sessions:
         For everything random.
     notices
         What reading the data brought up.
+    patience
+        Of the clients of each call; None: they wait for ever.
     """
 
     name: str
@@ -72,6 +75,7 @@ class Sessions:
     arrivals: Arrivals
     seed: int = 0
     notices: tuple[str, ...] = ()
+    patience: Patience | None = None
 
     @property
     def stages(self) -> dict[str, Stage]:
@@ -136,6 +140,7 @@ class Sessions:
         if seed is None:
             seed = self.seed
         arrival, draw, coin = _streams(checked_seed(seed))
+        clients = Clients(checked_seed(seed))
         origin, done = None, 0
         for block in self.arrivals.blocks(arrival):
             origin = block[0] if origin is None else origin
@@ -145,7 +150,8 @@ class Sessions:
                 else:
                     chosen = draw.integers(0, self.recorded.count, times.size)
                 done += times.size
-                yield self._at(times - origin, chosen, coin)
+                jobs = self._at(times - origin, chosen, coin)
+                yield jobs if self.patience is None else self.patience.drawn(jobs, clients)
 
     def jobs(self, count: int, seed: int | None = None) -> Jobs:
         """Return the first ``count`` sessions."""

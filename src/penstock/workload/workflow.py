@@ -15,6 +15,7 @@ from penstock.workload.drawing import Beginnings, Drawing, inherited
 from penstock.workload.jobs import MOST_JOBS, Jobs, checked_seed, first_jobs
 from penstock.workload.lengths import Length
 from penstock.workload.means import MOST_SAMPLED, Means, Sample, sampled_jobs
+from penstock.workload.patience import Clients, Patience
 from penstock.workload.prefixes import Prefixes
 from penstock.workload.routes import END, Routes, checked, forgotten_joins
 from penstock.workload.sessions import Sessions
@@ -223,6 +224,11 @@ class Workflow:
         return self.arrivals.loop
 
     @property
+    def patience(self) -> Patience | None:
+        """The patience of the clients of each of its requests."""
+        return self.arrivals.patience
+
+    @property
     def ends(self) -> bool:
         """Whether jobs are recorded, so that they come to an end."""
         return self.arrivals.rows is not None
@@ -289,6 +295,7 @@ class Workflow:
         if seed is not None:
             arrivals = arrivals.with_seed(seed)
         streams = Streams((arrivals.seed, 2), len(self.stages))
+        waits = Clients(arrivals.seed)
         plan, recorded = self._plan, arrivals.prefixes is not None
         at_a_time = self._drawing.at_a_time
         done = 0
@@ -300,8 +307,9 @@ class Workflow:
                     plan, streams, some.arrival_s, *lengths, self._begins.places(some.prompt_tokens)
                 )
                 first = done if recorded else None
-                yield inherited(jobs, some, plan.prompt, plan.output, self.priority, first)
                 done += jobs.count
+                jobs = inherited(jobs, some, plan.prompt, plan.output, self.priority, first)
+                yield jobs if arrivals.patience is None else arrivals.patience.drawn(jobs, waits)
 
     def jobs(self, count: int, seed: int | None = None) -> Jobs:
         """Return the first ``count`` jobs."""

@@ -30,6 +30,7 @@ from penstock.workload.lengths import (
     pair_of,
 )
 from penstock.workload.lookalikes import lookalike
+from penstock.workload.patience import Clients, Patience
 from penstock.workload.prefixes import Prefixes, checked_prefixes
 
 IDS_LEFT_OUT = (
@@ -69,6 +70,8 @@ class Workload:
         has at least its output. None: each declares the output that it makes.
     doubts
         What rows look like that are no requests, or have other lengths.
+    patience
+        How long clients wait, and whether they come again; None: they wait for ever.
     """
 
     arrivals: Arrivals | None
@@ -80,6 +83,7 @@ class Workload:
     prefixes: Prefixes | None = None
     declared: Tokens | Length | None = None
     doubts: tuple[str, ...] = ()
+    patience: Patience | None = None
 
     def __post_init__(self) -> None:
         _seeds(self.seed)  # or refused
@@ -266,6 +270,10 @@ class Workload:
         """
         return dataclasses.replace(self, declared=as_length("declared", declared))
 
+    def with_patience(self, patience: Patience | None) -> Self:
+        """Return the same requests, whose clients wait so long, and come so often."""
+        return dataclasses.replace(self, patience=patience)
+
     def with_rate(self, rate: float, arrivals: str = "scaled", *, cv: float | None = None) -> Self:
         """Return the same requests at another rate.
 
@@ -419,12 +427,14 @@ class Workload:
     def jobs(self) -> Iterator[Jobs]:
         """Yield the requests as jobs of one request each, by blocks as `blocks` does."""
         first = 0
+        clients = Clients(self.seed)
         for requests in self.blocks():
             prefix = None
             if self.prefixes is not None:
                 prefix = np.arange(first, first + requests.arrival_s.size)
             first += requests.arrival_s.size
-            yield Jobs.of_requests(requests, prefix)
+            jobs = Jobs.of_requests(requests, prefix)
+            yield jobs if self.patience is None else self.patience.drawn(jobs, clients)
 
     def requests(self, count: int) -> Requests:
         """Return the first ``count`` requests."""

@@ -290,6 +290,14 @@ class EngineReplica(Replica):
         else:
             self.evict(request)
 
+    def strike(self, request: Request) -> None:
+        """Strike a request from its list, before it is done; its blocks are free."""
+        Replica.leave(self, request)
+        if request in self.waiting:
+            self.waiting.remove(request)
+        else:
+            self.evict(request)
+
     def assert_feasible(self, batch: Allocation) -> None:
         """Assert that the step kept to memory, budget and batch size, and served nobody wrongly."""
         super().assert_feasible(batch)

@@ -121,7 +121,7 @@ class PrefixCache(EngineReplica):
         self.held[request] = self.cached(request)
         for block in self.held[request]:
             self.cache.share(block)
-        request.computed = len(self.held[request]) * self.block_size
+        request.computed = request.found = len(self.held[request]) * self.block_size
         if request.preemptions == 0:
             request.cached = request.computed
         super().admit(request, blocks)

@@ -1,5 +1,7 @@
 """What every replica has in common: who is there, the batch in progress, what its end brings."""
 
+import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -58,6 +60,15 @@ class Request:
     lent: int = 0  # KV blocks kept for it at its sender's replica
     reserved: int = 0  # KV blocks kept for it at its own
     made_elsewhere: int = 0  # output tokens that were out before it came
+    # How long its client waits for a first token, and for all, and until when this time.
+    patience_first: float = math.inf
+    patience_whole: float = math.inf
+    first_until: float = math.inf
+    whole_until: float = math.inf
+    luck: int = 0  # 32 random bits
+    gone: int | None = None  # when its client left
+    found: int = 0  # tokens that it found in a cache when it was admitted last
+    failed: str | None = None  # why it was given up at last
 
     @property
     def decoding(self) -> bool:
@@ -292,6 +303,33 @@ class Replica:
     def leave(self, request: Request) -> None:
         """Strike a finished request from those that are there."""
         self.requests.remove(request)
+
+    def drop(self, request: Request) -> None:
+        """Strike a request whose client has left: it gets nothing of the batch in progress, and the
+        one composed ahead serves it for nothing.
+        """
+        as_it_was = copy.copy(request)
+        self.arrived[self.arrived.index(request)] = as_it_was
+        self.batch.pop(request, None)
+        if request in self.planned:
+            ghost = copy.copy(request)
+            ghost.finish = -1
+            self.planned = {ghost if r is request else r: tokens for r, tokens in self.planned.items()}
+        if request in self.leaving:
+            self.leaving.remove(request)
+        self.strike(request)
+
+    def strike(self, request: Request) -> None:
+        """Strike a request from those that are there, before it is done."""
+        self.requests.remove(request)
+
+    def less_urgent(self, request: Request) -> int:
+        """Return its priority: the larger it is, the sooner others go first."""
+        return request.priority
+
+    def urgency(self, request: Request) -> tuple[int, int, int]:
+        """Return by what the one is found that would be served last."""
+        return self.less_urgent(request), request.ready or 0, request.index
 
     @property
     def unprocessed_tokens(self) -> int:

@@ -72,6 +72,14 @@ class SglangQueue(SglangMemory):
         """Its priority, the smaller first; all the same in the order ``fcfs``."""
         return request.priority * self.sign if self.by_priority else 0
 
+    def less_urgent(self, request: Request) -> int:
+        """Return its rank: the larger it is, the sooner others go first."""
+        return self.rank(request)
+
+    def urgency(self, request: Request) -> tuple[int, int, int]:
+        """Return by what the one is found that is least urgent and came last."""
+        return self.rank(request), self.queued[request], 0
+
     def look_up(self, request: Request) -> None:
         """Take note of its tokens, and of those that a cache holds."""
         self.filled[request] = request.target

@@ -182,6 +182,9 @@ class Sglang(Engine):
                 goes_by_cache=self.order.wants_cache,
                 came_as="tokens" if self.schedule_policy == "hrrn" else "number",
                 takes_places=self.priority_preemption,
+                limits=("waiting",),
+                rank_step=kernel.RANK,
+                lets_leave=False,
             ),
         )
 

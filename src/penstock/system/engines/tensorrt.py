@@ -54,7 +54,7 @@ class TensorRtLlm(Engine):
                 cached_as_weights=True,
                 gpu_rule=_GPU_RULE,
             ),
-            Waiting(waits_among_running=True),
+            Waiting(waits_among_running=True, limits=()),
         )
 
     @property

@@ -107,7 +107,7 @@ class Vllm(Engine):
         no_cache=("--no-enable-prefix-caching",),
         plugin="--scheduler-cls",
     )
-    queue = Waiting(("fcfs", "priority"))
+    queue = Waiting(("fcfs", "priority"), limits=("requests", "prompt_tokens"))
 
     def settle(self) -> None:
         """Refuse settings that contradict each other, and state what follows from them."""
@@ -144,6 +144,7 @@ class Vllm(Engine):
                 caches_by_default=True,
                 gpu_rule=_GPU_RULE,
             ),
+            dataclasses.replace(Vllm.queue, lets_leave=not self.drafts),
         )
 
     def _refuse_drafting(self) -> None:

@@ -1,0 +1,111 @@
+"""How long clients wait, and whether they come again when they were refused or gave up."""
+
+import dataclasses
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock import checks
+from penstock.errors import InputError
+from penstock.fields import Checked, Range
+from penstock.workload.jobs import Jobs
+from penstock.workload.lengths import Length
+
+_LONGEST_MS = 1e9
+_RETRIES = Range(0, 100, "", "a client that comes for ever is lost to nobody; give how often")
+_BACKOFF = Range(1e-3, 3.6e6, "ms", "a client comes again after some time, within an hour")
+_FACTOR = Range(1, 100, "", "each back-off is so many times the one before it")
+_JITTER = Range(0, 1, "", "it is the share of a back-off that chance may take off")
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience(Checked):
+    """How long the client of a request waits, and how often it comes again.
+
+    A client that leaves gets nothing: neither its times nor its tokens count among those of served
+    requests. One that comes again sends the same request anew, with the same patience.
+
+    Parameters
+    ----------
+    ttft_ms
+        Milliseconds after which it leaves if it has no first token: a number, or a distribution of
+        lengths; None: it waits.
+    e2e_ms
+        Milliseconds after which it leaves if it has not all of the output.
+    retries
+        How often it comes again after it was refused or left.
+    backoff_ms
+        Milliseconds until it comes for the first time again.
+    factor
+        How many times the last one each further back-off is.
+    longest_ms
+        Milliseconds beyond which back-offs grow no more.
+    jitter
+        Share of each back-off that chance may take off, evenly.
+    """
+
+    ttft_ms: float | Length | None = None
+    e2e_ms: float | Length | None = None
+    retries: Annotated[int, _RETRIES] = 0
+    backoff_ms: Annotated[float, _BACKOFF] = 1000.0
+    factor: Annotated[float, _FACTOR] = 2.0
+    longest_ms: Annotated[float, _BACKOFF] = 60_000.0
+    jitter: Annotated[float, _JITTER] = 0.0
+
+    def settle(self) -> None:
+        """Refuse clients who wait for no time, or of whom nothing is said."""
+        for name in ("ttft_ms", "e2e_ms"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Length):
+                why = "who waits for no time is never served; leave it out for no limit"
+                checks.number(f"the patience {name}", value, 1e-3, _LONGEST_MS, "ms", why)
+        if not self.ends and self.retries == 0:
+            raise InputError(
+                "a patience without ttft_ms, e2e_ms or retries says nothing; give one of them, or "
+                "leave it out"
+            )
+
+    @property
+    def ends(self) -> bool:
+        """Whether clients leave."""
+        return self.ttft_ms is not None or self.e2e_ms is not None
+
+    @property
+    def backoffs_s(self) -> list[float]:
+        """Seconds after which a client comes again, try by try, before chance takes some off."""
+        waits: list[float] = []
+        wait = self.backoff_ms
+        for _ in range(self.retries):
+            waits.append(min(wait, self.longest_ms) / 1e3)
+            wait = min(wait * self.factor, self.longest_ms)
+        return waits
+
+    def drawn(self, jobs: Jobs, clients: "Clients") -> Jobs:
+        """Return jobs whose clients have this patience."""
+        count = jobs.requests
+        return dataclasses.replace(
+            jobs,
+            ttft_limit_s=_seconds(self.ttft_ms, clients.ttft, count),
+            e2e_limit_s=_seconds(self.e2e_ms, clients.e2e, count),
+            luck=clients.luck.integers(0, 2**32, count, np.uint32) if self.retries else None,
+        )
+
+
+class Clients:
+    """What the patience of a workload is drawn from, each part by itself."""
+
+    def __init__(self, seed: int) -> None:
+        spawned = np.random.SeedSequence((seed, 4)).spawn(3)
+        self.ttft, self.e2e, self.luck = map(np.random.default_rng, spawned)
+
+
+def _seconds(
+    ms: float | Length | None, rng: np.random.Generator, count: int
+) -> npt.NDArray[np.float64] | None:
+    """Return how long each client waits."""
+    if ms is None:
+        return None
+    if isinstance(ms, Length):
+        return ms.sample(rng, count) / 1e3
+    return np.full(count, ms / 1e3)
