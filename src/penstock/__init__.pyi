@@ -40,6 +40,7 @@ from .system.outages import Outage
 from .system.policies import POLICIES, Policy, policy
 from .system.pool import Pool
 from .system.presets import HARDWARE, hardware
+from .system.queue_limit import QueueLimit
 from .system.routing import ROUTERS, Router, router
 from .system.server import Server
 from .theory.certificate import Certificate
@@ -50,6 +51,7 @@ from .theory.latency_bounds import lower_bounds
 from .theory.mean_backlog import MeanBacklog
 from .theory.region import Region, region
 from .workload.lengths import Constant, Empirical, Gamma, Geometric, LogNormal, Mixture, Uniform
+from .workload.patience import Patience
 from .workload.sessions import Sessions, read_sessions
 from .workload.stage import Stage
 from .workload.workflow import Workflow
@@ -100,10 +102,12 @@ __all__ = [
     "NetworkComparison",
     "Order",
     "Outage",
+    "Patience",
     "PiecewiseConstant",
     "Plan",
     "Policy",
     "Pool",
+    "QueueLimit",
     "Recommendation",
     "Region",
     "Router",

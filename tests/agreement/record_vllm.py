@@ -11,6 +11,7 @@ is missing: a step takes `batch_ns` and yields one token for every request whose
 
 import importlib.metadata
 import json
+import math
 import sys
 import tempfile
 from collections import deque
@@ -19,16 +20,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from recorded import FOLDER, NO_BLOCK, Call, batch_ns, conversations, lognormal, save, turns
+from recorded import FOLDER, NO_BLOCK, Call, batch_ns, conversations, impatient, lognormal, save, turns
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
+from vllm.exceptions import MaxQueuedTokensError, QueueOverflowError
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 LLAMA = {
@@ -135,7 +138,7 @@ def tokens_of(index: int, call: Call, block_size: int) -> list[int]:
 
 def as_request(index: int, call: Call, scheduler: Scheduler, prefix_caching: bool) -> Request:
     """Return vLLM's request."""
-    size, ahead = scheduler.memory.block_size, scheduler.num_hash_lookahead_tokens
+    size, ahead = scheduler.block_size, scheduler.num_hash_lookahead_tokens
     return Request(
         request_id=f"{index:06d}",  # of equal priority and arrival vLLM takes the first by name
         prompt_token_ids=tokens_of(index, call, size)[: call.prompt_tokens],
@@ -145,6 +148,58 @@ def as_request(index: int, call: Call, scheduler: Scheduler, prefix_caching: boo
         priority=call.priority,
         block_hasher=get_request_block_hasher(size, sha256, ahead) if prefix_caching else None,
     )
+
+
+class Clients:
+    """The front end: vLLM's own check lets requests in, and clients leave when their patience ends."""
+
+    def __init__(self, calls: list[Call], scheduler: Scheduler) -> None:
+        self.calls = calls
+        self.engine = SimpleNamespace(
+            scheduler_config=scheduler.scheduler_config,
+            admission_stats=None,
+            get_num_unfinished_requests=lambda: len(self.there),
+            get_num_queued_tokens=lambda: sum(calls[i].prompt_tokens for i in self.there if not self.has_token(i)),
+            _record_admission_rejection=lambda reason: None,
+        )
+        self.there: dict[int, None] = {}  # those let in that have neither finished nor left
+        self.arrived = 0
+
+    def has_token(self, index: int) -> bool:
+        """Whether a first token is out."""
+        return self.calls[index].first_token_ns >= 0
+
+    def leaves_ns(self, index: int) -> float:
+        """When the client of a request leaves."""
+        call = self.calls[index]
+        whole = call.arrival_ns + call.e2e_limit_ns if call.e2e_limit_ns else math.inf
+        first = call.arrival_ns + call.ttft_limit_ns if call.ttft_limit_ns else math.inf
+        return whole if self.has_token(index) else min(first, whole)
+
+    def next_ns(self) -> float:
+        """When somebody comes or leaves next."""
+        comes = self.calls[self.arrived].arrival_ns if self.arrived < len(self.calls) else math.inf
+        return min([comes, *map(self.leaves_ns, self.there)])
+
+    def pass_time(self, until_ns: int) -> tuple[list[int], list[int]]:
+        """Let all leave and come up to a time; return who was let in, and who left."""
+        came: list[int] = []
+        left: list[int] = []
+        while (now := self.next_ns()) <= until_ns:
+            for index in [i for i in self.there if self.leaves_ns(i) == now]:
+                del self.there[index]
+                self.calls[index].failed = "left"
+                left.append(index)
+            while self.arrived < len(self.calls) and self.calls[self.arrived].arrival_ns == now:
+                try:
+                    AsyncLLM.check_admission(self.engine, 1)
+                except (QueueOverflowError, MaxQueuedTokensError):
+                    self.calls[self.arrived].failed = "refused"
+                else:
+                    self.there[self.arrived] = None
+                    came.append(self.arrived)
+                self.arrived += 1
+        return came, left
 
 
 def serve(scheduler: Scheduler, calls: list[Call], *, depth: int = 1, accepts: int = 0) -> list[dict[str, Any]]:
@@ -158,15 +213,28 @@ def serve(scheduler: Scheduler, calls: list[Call], *, depth: int = 1, accepts: i
     if caching:
         init_none_hash(sha256)
     requests = [as_request(i, call, scheduler, caching) for i, call in enumerate(calls)]
-    told = [tokens_of(i, call, scheduler.memory.block_size) for i, call in enumerate(calls)]
+    told = [tokens_of(i, call, scheduler.block_size) for i, call in enumerate(calls)]
     steps: list[dict[str, Any]] = []
     flight: deque[tuple[int, Any, list[int]]] = deque()
-    now = free_at = arrived = 0
+    now = free_at = 0
     tried_again = False
-    while arrived < len(calls) or flight or scheduler.has_unfinished_requests():
-        while arrived < len(calls) and calls[arrived].arrival_ns <= now:
-            scheduler.add_request(requests[arrived])
-            arrived += 1
+    clients = Clients(calls, scheduler)
+    waiting: list[int] = []  # for the loop of the engine to take them in
+
+    def pass_time(until_ns: int) -> None:
+        came, left = clients.pass_time(until_ns)
+        waiting.extend(came)
+        for index in left:  # the engine looks for aborts before it takes a batch's tokens
+            request, call = requests[index], calls[index]
+            call.preemptions, call.first_token_ns = request.num_preemptions, -1
+            scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
+            waiting[:] = [other for other in waiting if other != index]
+
+    while clients.arrived < len(calls) or flight or scheduler.has_unfinished_requests():
+        pass_time(now)
+        for index in waiting:
+            scheduler.add_request(requests[index])
+        waiting.clear()
         output = scheduler.schedule()
         tokens = output.total_num_scheduled_tokens
         if tokens:
@@ -186,12 +254,13 @@ def serve(scheduler: Scheduler, calls: list[Call], *, depth: int = 1, accepts: i
             if not tried_again:  # an engine asks again at once
                 tried_again = True
                 continue
-            if arrived == len(calls):
+            if clients.next_ns() == math.inf:
                 raise RuntimeError("nothing can be scheduled and nothing will arrive: a request can never fit")
-            now = calls[arrived].arrival_ns
+            now = clients.next_ns()
             continue
         tried_again = False
         now, output, right = flight.popleft()
+        pass_time(now - 1)
         names = list(output.num_scheduled_tokens)
         sampled = []
         for name, count in zip(names, right, strict=True):
@@ -203,10 +272,13 @@ def serve(scheduler: Scheduler, calls: list[Call], *, depth: int = 1, accepts: i
             scheduler.update_draft_token_ids(DraftTokenIds(names, [drafted.copy() for _ in names]))
         for name in names:
             call, request = calls[int(name)], requests[int(name)]
+            if call.failed:
+                continue
             if call.first_token_ns < 0 and request.num_output_tokens:
                 call.first_token_ns = now
             if call.finish_ns < 0 and request.is_finished():
                 call.finish_ns, call.preemptions = now, request.num_preemptions
+                del clients.there[int(name)]
     return steps
 
 
@@ -375,6 +447,60 @@ RECORDINGS: dict[str, tuple[list[Call], dict[str, Any]]] = {
             },
         },
     ),
+    "aborts": (
+        impatient(lognormal(200, 7.0, 28, prompt=(300, 1400), output=(60, 300)), 28, ttft_s=3, e2e_s=20),
+        {"budget": 512, "max_seqs": 24, "num_blocks": 100_000},
+    ),
+    "async_aborts": (
+        impatient(lognormal(200, 7.0, 29, prompt=(300, 1400), output=(60, 300)), 29, ttft_s=3, e2e_s=20),
+        {"budget": 512, "max_seqs": 24, "num_blocks": 100_000, "async_scheduling": True},
+    ),
+    "aborts_tight": (
+        impatient(lognormal(200, 5.0, 30, prompt=(100, 900), output=(60, 400)), 30, ttft_s=8, e2e_s=20),
+        {"budget": 512, "max_seqs": 64, "num_blocks": 200},
+    ),
+    "async_aborts_tight": (
+        impatient(lognormal(200, 5.0, 31, prompt=(100, 900), output=(60, 400)), 31, ttft_s=8, e2e_s=20),
+        {"budget": 512, "max_seqs": 64, "num_blocks": 200, "async_scheduling": True},
+    ),
+    "async_aborts_prefix_caching_tight": (
+        impatient(conversations(200, 12.0, 32, people=9, block_size=16), 32, ttft_s=6, e2e_s=12),
+        {"budget": 128, "max_seqs": 16, "num_blocks": 90, "prefix_caching": True, "async_scheduling": True},
+    ),
+    "aborts_turns_tight": (
+        impatient(turns(200, 4.0, 33, people=9, block_size=16), 33, ttft_s=5, e2e_s=12),
+        {"budget": 128, "max_seqs": 16, "num_blocks": 120, "prefix_caching": True},
+    ),
+    "queued_requests": (
+        lognormal(200, 8.0, 34, prompt=(300, 1400), output=(60, 300)),
+        {"budget": 512, "max_seqs": 24, "num_blocks": 100_000, "settings": {"max_num_queued_reqs": 30}},
+    ),
+    "async_queued_tokens": (
+        lognormal(200, 8.0, 35, prompt=(300, 1400), output=(60, 300)),
+        {
+            "budget": 512,
+            "max_seqs": 24,
+            "num_blocks": 300,
+            "async_scheduling": True,
+            "settings": {"max_num_queued_tokens": 4_000},
+        },
+    ),
+    "async_queued_aborts_priority_tight": (
+        impatient(
+            lognormal(200, 8.0, 36, prompt=(40, 2500), output=(60, 400), spread=1.6, priorities=4),
+            36,
+            ttft_s=6,
+            e2e_s=30,
+        ),
+        {
+            "budget": 512,
+            "max_seqs": 64,
+            "num_blocks": 200,
+            "policy": "priority",
+            "async_scheduling": True,
+            "settings": {"max_num_queued_reqs": 40, "max_num_queued_tokens": 9_000},
+        },
+    ),
 }
 
 
@@ -390,7 +516,10 @@ def write(name: str, calls: list[Call], configuration: dict[str, Any]) -> list[d
     engine = f"vLLM {importlib.metadata.version('vllm')} V1 {kind}"
     said = "random lengths; one token per request whose tokens are computed"
     shared = configuration.get("prefix_caching", False)
-    save(f"vllm_{name}", calls, steps, configuration, engine, f"tests/agreement/record_vllm.py; {said}", shared)
+    limited = any(key.startswith("max_num_queued") for key in configuration)
+    clients = limited or any(call.ttft_limit_ns or call.e2e_limit_ns for call in calls)
+    origin = f"tests/agreement/record_vllm.py; {said}"
+    save(f"vllm_{name}", calls, steps, configuration, engine, origin, shared, clients)
     return steps
 
 

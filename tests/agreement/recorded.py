@@ -29,6 +29,10 @@ class Call:
     finish_ns: int = -1
     preemptions: int = 0
     declared: int = 0  # most output tokens that it says it may make (SGLang)
+    # How long its client waits for a first token, and for all (0: for ever), and how it failed: `refused`, `left`.
+    ttft_limit_ns: int = 0
+    e2e_limit_ns: int = 0
+    failed: str = ""
 
 
 BATCH_NS = "11280000 + 35470000*ceil(b/128)"
@@ -95,6 +99,15 @@ def turns(requests: int, rate: float, seed: int, *, people: int, block_size: int
     return calls
 
 
+def impatient(calls: list[Call], seed: int, *, ttft_s: float = 0, e2e_s: float = 0) -> list[Call]:
+    """Return calls whose clients leave after times that are exponential, of these means (0: never)."""
+    rng = np.random.default_rng(seed)
+    for call in calls:
+        first, whole = (int(rng.exponential(mean) * 1e9) + 1 if mean else 0 for mean in (ttft_s, e2e_s))
+        call.ttft_limit_ns, call.e2e_limit_ns = first, whole
+    return calls
+
+
 def save(
     name: str,
     calls: list[Call],
@@ -103,16 +116,20 @@ def save(
     engine: str,
     recorded: str,
     shared: bool,
+    clients: bool = False,
 ) -> None:
-    """Write what became of the calls into two small files; ``shared``: with what their prompts have in common."""
+    """Write what became of the calls into two small files; ``shared``: with what their prompts have in common;
+    ``clients``: with those who were refused or left.
+    """
     block = configuration.get("block_size", HASH_BLOCK)
     with (FOLDER / f"{name}.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         whole = any(len(call.hash_ids) * block > call.prompt_tokens for call in calls)
         ids = "hash_ids_with_output" if whole else "hash_ids"
-        writer.writerow([*COLUMNS, ids] if shared else COLUMNS)
+        columns = [*COLUMNS, *(("ttft_limit_ns", "e2e_limit_ns", "failed") if clients else ())]
+        writer.writerow([*columns, ids] if shared else columns)
         for index, call in enumerate(calls):
-            row = [index, *(getattr(call, column) for column in COLUMNS[1:])]
+            row = [index, *(getattr(call, column) for column in columns[1:])]
             writer.writerow([*row, " ".join(map(str, call.hash_ids))] if shared else row)
     facts = {
         "engine": engine,

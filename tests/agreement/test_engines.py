@@ -1,13 +1,16 @@
 """Engines that nobody here wrote did exactly what Penstock says, request by request."""
 
+import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 from engine_systems import assert_a_pool_does_the_same
 
 import penstock as ps
+from penstock.simulation.simulate import simulate_jobs
 from tests.reference.simulation import simulate_server
 
 GOLDEN = Path(__file__).parents[2].parent / "shared" / "data" / "golden"
@@ -18,6 +21,7 @@ SETTINGS = (
     "prefill_schedule_interval", "scheduler_reserve_full_isl", "max_model_len",
 )  # fmt: skip
 
+QUEUED = {"requests": "max_num_queued_reqs", "prompt_tokens": "max_num_queued_tokens"}
 OF_DRAFTERS = ("method", "parallel_drafting", "mtp_modules")
 MORE = sorted((GOLDEN / "vllm-0.33.0-more").glob("*.json"))
 
@@ -69,6 +73,9 @@ def assert_vllm_did_this(configuration, rows: pl.DataFrame, record: str, compres
             configuration["num_blocks"], block_size, configuration.get("watermark"), prefix_caching=caching
         ),
     )
+    if "failed" in rows.columns:
+        assert_the_same_clients_left(configuration, rows, workload, server, compress)
+        return
     run = ps.simulate(workload, server, record=record, compress=compress)
     first = rows["arrival_ns"][0]
     for column in ("arrival_ns", "first_token_ns", "finish_ns"):
@@ -77,6 +84,30 @@ def assert_vllm_did_this(configuration, rows: pl.DataFrame, record: str, compres
     assert run.preemptions == configuration["preemptions"]
     assert run.n_batches == configuration["steps"]
     assert_a_pool_does_the_same(workload, server, run, record, compress)
+
+
+def assert_the_same_clients_left(configuration, rows, workload, server, compress) -> None:
+    """Who is refused, who leaves, and when all others have their tokens: what vLLM's own check and aborts do."""
+    told = {name: configuration[name] for name in QUEUED.values() if name in configuration}
+    limits = {ours: told[theirs] for ours, theirs in QUEUED.items() if theirs in told}
+    if limits:
+        server = dataclasses.replace(server, queue_limit=ps.QueueLimit(**limits))
+    waits = {
+        f"{name}_limit_s": np.where(rows[f"{name}_limit_ns"] > 0, rows[f"{name}_limit_ns"] / 1e9, np.inf)
+        for name in ("ttft", "e2e")
+    }
+    if any(np.isfinite(seconds).any() for seconds in waits.values()):
+        workload = workload.with_patience(ps.Patience(ttft_ms=1))  # of each request it is recorded
+    network = ps.Network.single(workload, server)
+    jobs = dataclasses.replace(network.jobs(len(rows)), **waits)
+    run = simulate_jobs(network, jobs, compress=compress, record="allocations")
+    first = rows["arrival_ns"][0]
+    for column in ("first_token_ns", "finish_ns"):
+        ours = (run.requests[column] + first).fill_null(-1)
+        assert ours.to_list() == rows[column].to_list(), column
+    assert run.requests["failed"].fill_null("").to_list() == rows["failed"].fill_null("").to_list()
+    assert run.preemptions == configuration["preemptions"]
+    assert run.n_batches == configuration["steps"]
 
 
 @with_golden_files
@@ -158,7 +189,7 @@ def test_a_trace_of_answers_is_read_from_its_table() -> None:
 @pytest.mark.parametrize("path", sorted(RECORDED.glob("vllm_*.json")), ids=lambda path: path.stem)
 @pytest.mark.parametrize("compress", [True, False])
 def test_recorded_schedules_of_the_real_vllm_are_met_to_the_nanosecond(path: Path, compress: bool) -> None:
-    """Chunking off, long-prefill threshold, priorities, tight memory, prefix caching, several of them at once."""
+    """Chunking off, long-prefill threshold, priorities, tight memory, prefix caching, aborts, limits on the queue."""
     configuration = json.loads(path.read_text())
     assert_vllm_did_this(configuration, pl.read_csv(path.with_suffix(".csv")), "requests", compress)
 

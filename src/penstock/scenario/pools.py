@@ -9,7 +9,7 @@ from pydantic import AliasChoices, BeforeValidator, Field
 from penstock import checks
 from penstock.document import Section, Whole, with_keys_of, within
 from penstock.errors import InputError
-from penstock.scenario.server import ServerSection
+from penstock.scenario.server import QueueLimitSection, ServerSection
 from penstock.system.engine_flags import key
 from penstock.system.gpu_memory import Gpu
 from penstock.system.network import Pool
@@ -54,7 +54,7 @@ class KindSection(ServerSection):
     replicas: Whole = 1
 
 
-_OF_POOL = {"servers", "router", "order", "affinity", "report_ms"}
+_OF_POOL = {"servers", "router", "order", "affinity", "report_ms", "router_limit"}
 
 
 class PoolSection(KindSection):
@@ -68,6 +68,7 @@ class PoolSection(KindSection):
     order: Annotated[Any, BeforeValidator(_order)] = Field("fcfs", validation_alias=_ORDER)
     affinity: bool = False
     report_ms: float = 0.0
+    router_limit: QueueLimitSection | None = None
 
     def build_pool(self, where: str, folder: Path) -> Pool:
         """Return the pool that stands there in the file; paths are looked for in ``folder``."""
@@ -78,7 +79,11 @@ class PoolSection(KindSection):
                 router = resolve_router(self.router, folder=folder)
             with within(f"{where}.order"):
                 order = resolve_order("fcfs" if by_priority else self.order, folder=folder)
-            return Pool(servers, 1, router, order, self.affinity, self.report_ms)
+            limit = None
+            if self.router_limit is not None:
+                with within(f"{where}.router_limit"):
+                    limit = self.router_limit.build()
+            return Pool(servers, 1, router, order, self.affinity, self.report_ms, limit)
 
     @property
     def hardware_name(self) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field, model_validator
 
-from penstock.document import Section, Whole, short, stays_in, with_keys_of
+from penstock.document import Section, Whole, short, stays_in, with_keys_of, within
 from penstock.errors import InputError
 from penstock.system.batch_time_file import BatchTimeFile, BatchTimeSection
 from penstock.system.engine import explained
@@ -17,6 +17,7 @@ from penstock.system.gpu_memory import Gpu
 from penstock.system.memory import TOKENS, Memory
 from penstock.system.policies import resolve
 from penstock.system.presets import hardware
+from penstock.system.queue_limit import QueueLimit
 from penstock.system.scheduler import Scheduler
 from penstock.system.server import Server
 
@@ -80,6 +81,11 @@ class FrontEndSection(Section):
     """What takes requests in before the engine; see `FrontEnd`."""
 
 
+@with_keys_of(QueueLimit)
+class QueueLimitSection(Section):
+    """Whom a server, or a router, refuses on arrival; see `QueueLimit`."""
+
+
 class HardwareSection(_ServerPart):
     """A model (path of a `config.json`, or a known name) on GPUs; see `served_model`."""
 
@@ -101,7 +107,10 @@ class HardwareSection(_ServerPart):
         return shaped_hardware(served)
 
 
-@with_keys_of(Server, without=("batch_time", "memory", "gpu", "front_end"), optional=True)
+_PARTS = ("front_end", "queue_limit")
+
+
+@with_keys_of(Server, without=("batch_time", "memory", "gpu", *_PARTS), optional=True)
 class ServerSection(_ServerPart):
     """What serves; engine names are accepted for the limits."""
 
@@ -111,6 +120,7 @@ class ServerSection(_ServerPart):
     policy: str = "sarathi"
     memory: MemorySection | Literal["unlimited"] | None = None
     front_end: FrontEndSection | None = None
+    queue_limit: QueueLimitSection | None = None
 
     def build(self, folder: Path, **more: Any) -> Server:
         """Return the server; files are looked for in ``folder``, and ``more`` goes before."""
@@ -133,8 +143,10 @@ class ServerSection(_ServerPart):
         if memory is not None:
             arguments.pop("block_size", None)  # it is in there
         made = {"batch_time": batch_time, "policy": policy, "memory": memory, "gpu": gpu}
-        if self.front_end is not None:
-            made["front_end"] = self.front_end.build()
+        for part in _PARTS:
+            if getattr(self, part) is not None:
+                with within(f"server.{part}"):
+                    made[part] = getattr(self, part).build()
         return Server(**arguments | made | more)
 
     def _refuse_for(self, policy: Scheduler, arguments: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from penstock import checks
 from penstock.document import Section, the_one, with_keys_of, within
 from penstock.errors import InputError, nearest
 from penstock.workload.lengths import BY_MEAN, Constant, Length, Mixture, Uniform
+from penstock.workload.patience import Patience
 from penstock.workload.watched import read_watched
 from penstock.workload.workload import Workload, read_trace
 
@@ -108,6 +109,19 @@ class _Burst(_Drawn):
     pass
 
 
+def _waits(value: Any) -> Any:
+    """Turn ``{geometric: 9000}`` into a distribution of milliseconds; a number is one already."""
+    return length(value) if isinstance(value, Mapping) else value
+
+
+@with_keys_of(Patience)
+class PatienceSection(Section):
+    """How long clients wait, and how often they come again; see `Patience`."""
+
+    ttft_ms: Annotated[Any, BeforeValidator(_waits)] = None
+    e2e_ms: Annotated[Any, BeforeValidator(_waits)] = None
+
+
 _SENDERS = ("concurrency", "max_concurrency", "in_flight", "users", "num_clients", "num_users")
 """What other tools call the clients of a closed loop."""
 
@@ -161,7 +175,8 @@ class WorkloadSection(Section):
     its requests at random. ``max_gib`` is unpacked; ``where`` chooses rows by the value of a column
     (``{http_code: 200}``); ``hash_block``: tokens of a prompt per id of a plain table
     (``hash_ids``, ``hash_ids_with_output``). ``declared`` is the most output tokens
-    that a request says it may make, at least what it makes.
+    that a request says it may make, at least what it makes. ``patience``: clients who leave, and
+    come again.
     """
 
     trace: str | None = None
@@ -182,6 +197,7 @@ class WorkloadSection(Section):
     arrivals: Literal["scaled", "poisson", "deterministic", "gamma"] | None = None
     cv: float | None = None
     declared: Lengthy | None = None
+    patience: PatienceSection | None = None
 
     @classmethod
     def unknown(cls, section: str, key: str) -> str:
@@ -200,6 +216,14 @@ class WorkloadSection(Section):
 
     def build(self, folder: Path, seed: int) -> Workload:
         """Return the workload; relative paths are looked for in ``folder``."""
+        workload = self._requests(folder, seed)
+        if self.patience is None:
+            return workload
+        with within("workload.patience"):
+            return workload.with_patience(self.patience.build())
+
+    def _requests(self, folder: Path, seed: int) -> Workload:
+        """Return the requests, whose clients wait for ever."""
         chosen = [kind for kind in _KINDS if getattr(self, kind) is not None]
         if chosen[-1:] == ["closed"] and chosen[0] in _FILES:
             chosen.remove("closed")  # its clients send those requests

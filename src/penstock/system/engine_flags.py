@@ -37,6 +37,8 @@ _GIVEN = {
     "clients who wait are `workload: {closed: {clients: ..., prompt: ..., output: ...}}`":
         "max_concurrency concurrency",
     "of a server it is `order: priority`": "enable_priority_scheduling",
+    "of a server it is `queue_limit: {FLAG: ...}`":
+        "max_num_queued_reqs max_num_queued_tokens max_queued_requests",
     "counted in tokens it is `kv_tokens: ...`": "kv_cache_memory_bytes num_gpu_tokens",
     f"it is given as `{_SHAPE[:-2]}}}`": "model model_path",
     f"it is given as `{_SHAPE}tensor_parallel: ...}}`": " ".join(TENSOR_PARALLEL),
@@ -83,7 +85,7 @@ _NOT_MODELLED = {
         "max_seq_len_to_capture num_cpu_blocks preemption_mode num_lookahead_slots "
         "scheduler_delay_factor use_v2_block_manager",
     "which adapters may share a batch (LoRA) is not modelled": "lora loras peft",
-    "requests that are turned away or aborted are not modelled": "max_queue queued abort",
+    "other limits on those that wait are not modelled": "max_queue queued abort",
     "KV memory that a sliding window gives back is not modelled":
         "swa sliding attention_chunk max_attention_window sink_token",
     "memory for layers of several kinds, and for states, is not modelled":
