@@ -32,6 +32,7 @@ from penstock.kernel.running import (
     done_by,
     give_back_ahead,
     last_waiting,
+    not_begun,
     peak_of,
     preempt,
     unqueue,
@@ -117,6 +118,8 @@ def turned_away(world: World, request: int, pool: Any, server: int) -> Any:
         engine = world.engines[world.servers[place].engine]
         requests += world.servers[place].count - engine.gone
         waiting += engine.waiting
+        if pool.waits_among_running != 0:
+            waiting += not_begun(world, engine)[0]
         tokens += engine.without_first + engine.ahead.first_tokens
     refused = requests >= limits.requests or tokens >= limits.prompt_tokens
     if server >= 0 and not refused:

@@ -17,6 +17,7 @@ from penstock.kernel.engine_ends import grown, settle
 from penstock.kernel.engines.sglang_cache import pages_found
 from penstock.kernel.in_progress import begun_again
 from penstock.kernel.records import EVICTED, World
+from penstock.kernel.running import not_begun
 from penstock.kernel.signatures import (
     ASKED_COIN,
     ASKED_HOME,
@@ -47,22 +48,6 @@ def _tokens(replica: Any, tick: int) -> Any:
     return replica.unprocessed - begun_again(replica, tick) * replica.tokens
 
 
-@uncounted()
-def _not_begun(world: World, engine: Any) -> Any:
-    """Return how many requests of a running list have got no token yet, and the blocks that are
-    kept for them: to a router they wait.
-    """
-    requests = blocks = 0
-    place = engine.slots.first
-    while place >= 0:
-        slot = world.slots[place]
-        if slot.left == slot.target and slot.taken == 0:
-            requests += 1
-            blocks += slot.blocks
-        place = slot.next
-    return requests, blocks
-
-
 @uncounted(inline=True)
 def _put_back(world: World, engine: Any) -> Any:
     """Return how many requests wait for nothing but their last token, which is in flight, since
@@ -86,7 +71,7 @@ def _memory_in_use(world: World, replica: Any, pool: Any, tick: int) -> Any:
         return 0.0
     free = engine.free + engine.evictable
     if pool.waits_among_running != 0:
-        _, blocks = _not_begun(world, engine)
+        _, blocks = not_begun(world, engine)
         free += blocks
     if replica.equal > 1:
         free -= grown(world, engine, pool, begun_again(replica, tick) + 1) - engine.settled
@@ -105,8 +90,8 @@ def look(world: World, server: int, tick: int) -> None:
         engine = world.engines[replica.engine]
         seen[SEEN_WAITING] = engine.waiting + _put_back(world, engine)
     if pool.waits_among_running != 0:
-        not_begun, _ = _not_begun(world, world.engines[replica.engine])
-        seen[SEEN_WAITING] += not_begun
+        unstarted, _ = not_begun(world, world.engines[replica.engine])
+        seen[SEEN_WAITING] += unstarted
     seen[SEEN_TOKENS] = _tokens(replica, tick)
     seen[SEEN_WORK] = replica.work
     if pool.routing.looks_at_memory != 0:

@@ -173,6 +173,22 @@ def last_waiting(world: World, engine: Any, pool: Any) -> Any:
     return last
 
 
+@uncounted()
+def not_begun(world: World, engine: Any) -> Any:
+    """Return how many requests of a running list have got no token yet, and the blocks that are
+    kept for them: to a router they wait.
+    """
+    requests = blocks = 0
+    place = engine.slots.first
+    while place >= 0:
+        slot = world.slots[place]
+        if slot.left == slot.target and slot.taken == 0:
+            requests += 1
+            blocks += slot.blocks
+        place = slot.next
+    return requests, blocks
+
+
 @uncounted(inline=True)
 def done_by(engine: Any, slot: Any) -> Any:
     """Return the tokens that a running request has processed."""

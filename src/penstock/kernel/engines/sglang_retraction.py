@@ -147,6 +147,8 @@ def taken_back(world: World, engine: Any, pool: Any, place: int) -> Any:
         engine.uncomposed_prefill -= 1
         if last == NONE_YET:
             world.first_token[request] = -1
+            engine.ahead.first_tokens -= world.rows[request].left
+            engine.without_first += world.rows[request].left
         else:
             note_gaps(world, world.servers[engine.server], pool, last, -1)
     return request
