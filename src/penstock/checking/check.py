@@ -10,7 +10,13 @@ from penstock.checking.stability import Stability
 from penstock.checking.targets import Target, parsed_targets, refuse_gaps_of_one_token
 from penstock.checking.verdict import checked, verdict
 from penstock.simulation.progress import Progress, part_of
-from penstock.system.kinds import as_network, refuse, refuse_of_clients
+from penstock.system.kinds import (
+    as_network,
+    is_guarded,
+    refuse,
+    refuse_of_clients,
+    refuse_of_guarded,
+)
 from penstock.system.outages import Outage, listed
 from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
@@ -19,7 +25,16 @@ from penstock.workload.workload import ClosedLoop, Workload
 
 if TYPE_CHECKING:
     from penstock.checking.closed_loop import ClosedAnswer
+    from penstock.checking.overload import OverloadAnswer
     from penstock.system.network import Network
+
+
+def _overload(*asked: Any) -> "OverloadAnswer":
+    """Answer where requests may be refused, or clients leave."""
+    from penstock.checking.overload import overload_answer
+
+    return overload_answer(*asked)
+
 
 # Of the work, for the progress bar: the test of a server, and that of a network.
 _TEST_SHARE, _FLOOD_SHARE = 0.2, 0.5
@@ -71,12 +86,13 @@ def check(
     outages: Sequence[Outage] = (),
     stability: Stability | None = None,
     certified: Callable[[Any], object] | None = None,
-) -> "Answer | ClosedAnswer":
+) -> "Answer | ClosedAnswer | OverloadAnswer":
     """Certify a system, test it, simulate it, and refuse the latency of a steady state that it has
     not.
 
     Clients who wait for their answers (`Workload.closed`) are stable by construction: of them it
-    says at what throughput and latency they are served.
+    says at what throughput and latency they are served. So is what refuses requests, or whose
+    clients leave (`QueueLimit`, `Patience`): of that it says who is served.
 
     Parameters
     ----------
@@ -118,6 +134,10 @@ def check(
     if isinstance(workload, Workload) and isinstance(server, Server):
         refuse(jobs=jobs, seed=seed, outages=listed(outages) or None)
         refuse_gaps_of_one_token(limits, workload)
+        if is_guarded((workload, server)):
+            refuse_of_guarded(precision=precision, alpha=alpha, resolution=resolution)
+            server = as_serving(workload, server)
+            return _overload((workload, server), requests, until, seed, limits, progress, certified)
         if isinstance(workload, ClosedLoop):
             refuse_of_clients(until=until, precision=precision, alpha=alpha, resolution=resolution)
             from penstock.checking.closed_loop import closed_answer
@@ -135,6 +155,9 @@ def check(
     else:
         network = as_network("check", workload, server)
         refuse(requests=requests, alpha=alpha, estimate_memory=None if estimate_memory else False)
+        if network.guarded:
+            refuse_of_guarded(precision=precision, resolution=resolution, outages=outages or None)
+            return _overload(network, jobs, until, seed, limits, progress, certified)
         from penstock.checking.check_network import JobsAsked, answer_of_network
         from penstock.system.network import own_seed
 

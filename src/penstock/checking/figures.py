@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 
 from penstock.checking.metastable import Metastable
+from penstock.checking.storm import Storm
 from penstock.inputs.arrays import Floats
 from penstock.show.page import Figure, Table
 from penstock.show.plot import COLOURS, GANTT_WIDTH, Axis, By, Chart, Mark, mark, plot
@@ -81,28 +82,24 @@ def token_figure(runs: Mapping[str, Run]) -> Figure:
     return Figure("tokens_over_time", "Tokens in the system", charts, [table], caption)
 
 
-def both_states_figure(of: Metastable) -> Figure:
-    """Draw the requests in a server with two states, from empty and after a burst."""
+def both_states_figure(of: Metastable | Storm) -> Figure:
+    """Draw a server with two states, from empty and after a burst."""
     paths = {"from empty": of.calm, f"with {of.shown:,} at once": of.tipped}
     parts = [
-        pl.DataFrame({"time_s": path[:, 0], "requests": path[:, 1], "run": [name] * len(path)})
+        pl.DataFrame({"time_s": path[:, 0], "value": path[:, 1], "run": [name] * len(path)})
         for name, path in paths.items()
     ]
-    lines = mark("line", "time_s", "requests", By("run", list(paths), "Run"))
+    lines = mark("line", "time_s", "value", By("run", list(paths), "Run"))
     ends = "; ".join(f"{name} {path[-1, 1]:,.0f} at the end" for name, path in paths.items())
-    text = f"Lines of the requests in the server over time: {ends}."
+    text = f"Lines over time, {of.what[0].lower()}{of.what[1:]}: {ends}."
     last = min(path[-1, 0] for path in paths.values())
     rows = [
         (amount(float(time)), *(f"{np.interp(time, *path.T):,.0f}" for path in paths.values()))
         for time in np.linspace(0, last, _SERIES_ROWS + 1)
     ]
-    table = Table(("Time (s)", *paths), rows, "Requests in the server")
-    caption = (
-        "The same arrivals, without a burst and with one. Once KV memory is full, requests preempt "
-        "each other, and what they do again keeps it full."
-    )
-    chart = plot(pl.concat(parts), lines, x=TIME, y=Axis("Requests in the server"))
-    return Figure("both_states", "Two states at one rate", {text: chart}, [table], caption)
+    table = Table(("Time (s)", *paths), rows, of.what)
+    chart = plot(pl.concat(parts), lines, x=TIME, y=Axis(of.what))
+    return Figure("both_states", "Two states at one rate", {text: chart}, [table], of.caption)
 
 
 def series_while_arriving(runs: Mapping[str, Run]) -> dict[str, pl.DataFrame]:

@@ -59,8 +59,8 @@ def _asked_of_server(workload: Workload, server: Server, name: str | None, polic
     if server.memory is not None:
         estimated = " (estimated)" if server.memory.estimated else ""
         parts.append(f"KV memory of {server.memory.tokens:,} tokens{estimated}")
-    if server.front_end is not None:
-        parts.append(server.front_end.words)
+    beside = (server.front_end, server.queue_limit, workload.patience)
+    parts += [part.words for part in beside if part is not None]
     on = f" {'to' if workload.has_rate else 'on'} {name}" if name else ""
     return f"{workload.pace}{on}; {', '.join(parts)}"
 
@@ -71,6 +71,8 @@ def _pool(name: str, pool: Pool, hardware: str | None) -> str:
     parts += dict.fromkeys(one.policy.name for one, _ in pool.servers)
     if pool.replicas > 1:
         parts.append(f"router {pool.router.name}")
+    beside = (pool.server.queue_limit, pool.router_limit)
+    parts += [limit.words for limit in beside if limit is not None]
     if pool.order_name != "fcfs":
         parts.append(f"order {pool.order_name}")
     return f"{name} ({', '.join(filter(None, parts))})"

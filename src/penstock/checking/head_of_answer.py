@@ -9,6 +9,7 @@ from penstock.checking.batch_means import Statistics, enough_for_bursts
 from penstock.checking.closed_loop import ClosedAnswer
 from penstock.checking.doubt import Interval
 from penstock.checking.head import BECAUSE, LATENCIES, MOST_NAMED, first_lines, share_of
+from penstock.checking.overload import OverloadAnswer
 from penstock.checking.targets import TargetAnswer
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import MOST_LINES, Line
@@ -20,6 +21,7 @@ from penstock.words import counted, duration, sentence
 from penstock.workload.workload import ClosedLoop
 
 _COSTS = 0.01  # share of tokens done again by preemptions that is worth a word
+_AGAIN = 1.01  # times as many come as for the first time: worth a word
 _OPEN = " to ?)"  # where a run has no upper end
 BEHIND_WHY = "hypotheses and limits"
 BEHIND_ALL = "every statistic with its interval"
@@ -66,6 +68,42 @@ def head_of_clients(answer: ClosedAnswer, scenario: Scenario | None) -> list[Lin
     known = known_of(answer.server)
     on = _measured(scenario) if known is None else [_estimated(known.calibrated, answer.factors)]
     return _fitted(lines, texts, _mind(doubts), [Line("Rests on", f"{one}.") for one in on])
+
+
+def head_of_overload(answer: OverloadAnswer, scenario: Scenario | None) -> list[Line]:
+    """Return all lines of the answer where requests are refused, or clients leave."""
+    lines = _first_lines(answer.system, None, scenario)
+    if len(lines) < 2 or answer.storm is not None:  # else a closed loop has said so
+        lines.append(Line(answer.verdict, sentence(answer.reason), judges=True))
+    of, tries = answer.rates, answer.tries
+    lost = [f"{share_of(1 - of.carried / of.arriving)} are lost"]
+    if answer.lost_at_least > 0:
+        most = f"no scheduler serves more than {answer.most:,.4g}/s"
+        lost.append(f"at least {share_of(answer.lost_at_least)} by theorem, as {most}")
+    served = f"{of.carried:,.4g} of {of.arriving:,.4g} {answer.unit}/s; {', '.join(lost)}"
+    again = f", with those that come again {tries.offered:,.4g}/s are offered"
+    first = sum(stage.arriving for stage in answer.stages) or of.arriving
+    served += again if tries.offered > _AGAIN * first else ""
+    lines.append(Line("Served", f"{served}."))
+    reasons = {"refused": tries.refused, "left by their clients": tries.left}
+    turned = [f"{rate:,.4g}/s are {reason}" for reason, rate in reasons.items() if rate]
+    if answer.wasted >= _COSTS:
+        turned.append(f"{answer.wasted:.0%} of the tokens are for clients who leave")
+    if turned:
+        lines.append(Line("Lost", sentence("; ".join(turned))))
+    if answer.targets:
+        word, said = said_of_targets(answer.targets)
+        good = answer.goodput
+        if good is not None and good.value is not None:
+            said.append(f"goodput {good.value * of.arriving:,.4g} {answer.unit}/s")
+        lines.append(Line(word, f"{'; '.join(said)}.", judges=True))
+    step = answer.next_step(scenario.file if scenario else "SCENARIO")
+    last = [Line("Next", sentence(step))] if step else []
+    estimates = answer.latency.estimates
+    texts = {}
+    if answer.latency.jobs and not answer.is_network:
+        texts = {label: _latency(estimates[metric]) for metric, label in LATENCIES.items()}
+    return _fitted(lines, texts, _mind(answer.warnings), last)
 
 
 def _first_lines(

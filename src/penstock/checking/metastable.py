@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -65,6 +65,11 @@ class Metastable(AsData):
     calm: Floats = dataclasses.field(repr=False)
     tipped: Floats = dataclasses.field(repr=False)
     shown: int = dataclasses.field(repr=False, default=0)
+    what: ClassVar[str] = "Requests in the server"
+    caption: ClassVar[str] = (
+        "The same arrivals, without a burst and with one. Once KV memory is full, requests preempt "
+        "each other, and what they do again keeps it full."
+    )
 
     @property
     def reason(self) -> str:
@@ -98,10 +103,10 @@ def two_states(
     if trial.arrivals > _MOST or not trial.holds(workload.rate):
         return None
     progress(0.3)
-    most = _bisected(trial.holds, workload.rate, certificate.max_rate, _FASTER, _RATE)
+    most = bisected(trial.holds, workload.rate, certificate.max_rate, _FASTER, _RATE)
     progress(0.6)
     largest = _LARGEST * max(full.running, 1.0)
-    burst = math.ceil(_bisected(trial.stays, 1.0, largest, 2.0, _BURST))
+    burst = math.ceil(bisected(trial.stays, 1.0, largest, 2.0, _BURST))
     if burst >= largest * (1 - _BURST):
         return None
     shown = math.ceil(_SHOWN * burst)
@@ -110,7 +115,7 @@ def two_states(
     return Metastable(full.rate, most, held_s, burst, calm, tipped, shown)
 
 
-def _bisected(
+def bisected(
     holds: Callable[[float], bool], low: float, high: float, faster: float, precision: float
 ) -> float:
     """Return about the largest value at which something holds that does at ``low``."""
@@ -122,6 +127,21 @@ def _bisected(
         middle = math.sqrt(low * above)
         low, above = (middle, above) if holds(middle) else (low, middle)
     return low
+
+
+def with_burst(workload: Workload, rate: float, arrivals: int, burst: int, seed: int) -> Workload:
+    """Return so many arrivals at a rate, with others all at once after a quarter of them."""
+    # Other arrivals at each rate: seeds that happen to hold at one would hold at the next.
+    seeds = np.random.SeedSequence([workload.seed, seed, round(rate * 1e6)])
+    drawn = workload.with_rate(rate).with_seed(int(seeds.generate_state(1)[0]))
+    requests = drawn.requests(arrivals + burst)
+    first = arrivals // 4
+    arrival_s = requests.arrival_s[:arrivals]
+    arrival_s = np.insert(arrival_s, first, np.full(burst, arrival_s[first]))
+    return Workload.from_arrays(
+        arrival_s, requests.prompt_tokens, requests.output_tokens, requests.priority,
+        requests.declared, seed=workload.seed,
+    ).with_patience(workload.patience)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -158,21 +178,9 @@ class _Trial:
 
     def run(self, rate: float, arrivals: int, burst: int, seed: int) -> Run:
         """Run from empty, with so many requests more at once after a quarter of the arrivals."""
-        # Other arrivals at each rate: seeds that happen to hold at one would hold at the next.
-        seeds = np.random.SeedSequence([self.workload.seed, seed, round(rate * 1e6)])
-        requests = (
-            self.workload.with_rate(rate)
-            .with_seed(int(seeds.generate_state(1)[0]))
-            .requests(arrivals + burst)
-        )
-        first = arrivals // 4
-        arrival_s = requests.arrival_s[:arrivals]
-        arrival_s = np.insert(arrival_s, first, np.full(burst, arrival_s[first]))
-        whole = Workload.from_arrays(
-            arrival_s, requests.prompt_tokens, requests.output_tokens, requests.priority,
-            requests.declared, seed=self.workload.seed,
-        )  # fmt: skip
-        return simulate(whole, self.server, until=float(arrival_s[-1]), record="summary")
+        whole = with_burst(self.workload, rate, arrivals, burst, seed)
+        until = float(whole.requests(arrivals + burst).arrival_s[-1])
+        return simulate(whole, self.server, until=until, record="summary")
 
     def fell(self, rate: float, arrivals: int, burst: int, seed: int) -> bool:
         """Return whether at the end more are there than half of what piles up at a full server."""

@@ -12,6 +12,7 @@ from penstock.show.answers import Shown, computed
 from penstock.simulation.progress import Progress
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
+from penstock.system.kinds import is_guarded
 from penstock.system.prefix_cache import front_notes, unsaid
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, ServerLoad
@@ -72,7 +73,7 @@ def one_run(
     """Simulate once; ``certified`` is called before."""
     asked = RunAsked(workload, requests, until)
     certificate = None
-    if workload.has_rate:
+    if workload.has_rate and not is_guarded((workload, server)):
         certificate = certify(workload, server)
     else:
         served(workload, server)  # or refused

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock import checks
 from penstock.simulation.progress import Progress, part_of
-from penstock.system.kinds import as_network, refuse
+from penstock.system.kinds import as_network, refuse, refuse_guarded
 from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
 from penstock.workload.workload import Workload
@@ -69,6 +69,7 @@ def verdict(
     report = part_of(progress, 0.0, 1.0)
     if isinstance(workload, Workload) and isinstance(server, Server):
         refuse(most_jobs=most_jobs)
+        refuse_guarded("verdict", workload, server)
         from penstock.checking.drift_test import drift_test
 
         alpha, resolution = checked(False, alpha, resolution)
@@ -81,6 +82,7 @@ def verdict(
         )
     network = as_network("verdict", workload, server)
     refuse(alpha=alpha, most_arrivals=most_arrivals)
+    refuse_guarded("verdict", network)
     network.check_rates()
     from penstock.checking.flood_test import flood_test
 

@@ -7,9 +7,11 @@ from penstock.checking.head_of_answer import (
     BEHIND_WHY,
     head_of_answer,
     head_of_clients,
+    head_of_overload,
     head_of_run,
 )
 from penstock.checking.one_run import OneRun
+from penstock.checking.overload import OverloadAnswer
 from penstock.checking.view_parts import (
     NO_LATENCY,
     Parts,
@@ -25,7 +27,7 @@ from penstock.checking.view_parts import (
     two_states_section,
 )
 from penstock.scenario.scenario import Scenario
-from penstock.show.answers import page_of
+from penstock.show.answers import page_of, table
 from penstock.show.page import Page, Section, Table, Verdict
 from penstock.simulation.run import Run
 from penstock.words import LIMITED, METRICS, STATISTICS, seconds, sentence
@@ -102,6 +104,31 @@ def closed_page(answer: ClosedAnswer, scenario: Scenario | None = None) -> Page:
 
 
 @page_of.register
+def overload_page(answer: OverloadAnswer, scenario: Scenario | None = None) -> Page:
+    """Show the answer where requests are refused, or clients leave."""
+    fates = [answer.rates, *answer.stages, *answer.priorities]
+    latency = [] if answer.is_network else [_latency_section(answer)]
+    return Page(
+        title=scenario.name if scenario else "check",
+        heading=heading_of(answer.system),
+        head=head_of_overload(answer, scenario),
+        why="who is served",
+        rest=BEHIND_ALL,
+        verdicts=[
+            Verdict(answer.verdict, sentence(answer.reason)),
+            *target_verdicts(answer.targets),
+        ],
+        sections=[
+            Section("Who is served", tables=[table(fates)], why=True),
+            *_measured(scenario),
+            *([] if answer.storm is None else [two_states_section(answer.storm)]),
+            Section("Simulated", [run_in_words(answer.run)], notes=answer.warnings),
+            *latency,
+        ],
+    )
+
+
+@page_of.register
 def run_page(answer: OneRun, scenario: Scenario) -> Page:
     """Show what happened in one finite run, and in its first batches, without a verdict."""
     certificate, run = answer.certificate, answer.run
@@ -132,9 +159,9 @@ def _measured(scenario: Scenario | None) -> list[Section]:
     return [Section("Batch times", [f"Measured in {of.year}: {of.origin}."], why=True)]
 
 
-def _latency_section(answer: Answer | ClosedAnswer) -> Section:
+def _latency_section(answer: Answer | ClosedAnswer | OverloadAnswer) -> Section:
     """Lay out the latency of the steady state, or of the run where it kept no rows."""
-    if answer.latency_refused:
+    if not isinstance(answer, OverloadAnswer) and answer.latency_refused:
         return NO_LATENCY
     if answer.latency is None:
         return _latency_of_run(answer.run)

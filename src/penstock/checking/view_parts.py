@@ -9,6 +9,7 @@ import numpy as np
 from penstock.checking.answer import Answer, Drawn
 from penstock.checking.head import BECAUSE, MIDDLE, SAME
 from penstock.checking.metastable import Metastable
+from penstock.checking.storm import Storm
 from penstock.checking.targets import Estimate, TargetAnswer
 from penstock.show.page import Fact, Figure, Hypothesis, Section, Table, Verdict
 from penstock.simulation.run import Run
@@ -295,7 +296,7 @@ def figure_sections(runs: Mapping[str, Run], refused: Sequence[str] = ()) -> lis
     return [tokens, latency]
 
 
-def two_states_section(of: Metastable) -> Section:
+def two_states_section(of: Metastable | Storm) -> Section:
     """Draw a server with two states from both sides."""
     return Section("Two states at one rate", figures=lambda: [_figures().both_states_figure(of)])
 

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator
 from penstock import checks
 from penstock.document import Section, Whole, short, the_one, with_keys_of, within
 from penstock.errors import InputError, nearest
-from penstock.scenario.workload import WorkloadSection, length
+from penstock.scenario.workload import PatienceSection, WorkloadSection, length
 from penstock.system.gpu_memory import Gpu
 from penstock.system.kv_transfer import checked_link, link_ms_per_token
 from penstock.workload.arrivals import Arrivals, Deterministic, GammaRenewal, Poisson
@@ -156,7 +156,7 @@ _USED_BESIDE: dict[str, tuple[str, ...]] = {
 
 class WorkflowSection(Section):
     """A workflow: ``stages``, ``sessions``, a ``disaggregated`` pair, pools ``by_length`` of the
-    prompts, or requests that all go to one ``pool``.
+    prompts, or requests that all go to one ``pool``. ``patience``: of the client of each call.
     """
 
     arrivals: Annotated[ArrivalsSection | None, BeforeValidator(_process)] = None
@@ -164,6 +164,7 @@ class WorkflowSection(Section):
     context: Literal["new", "grow", "reuse"] | None = None
     first: str | None = None
     priority: Whole | None = None
+    patience: PatienceSection | None = None
     stages: dict[str, StageSection] | None = None
     sessions: SessionsSection | None = None
     disaggregated: DisaggregatedSection | None = None
@@ -179,6 +180,9 @@ class WorkflowSection(Section):
         where = f"network.workflows.{short(name)}"
         with within(where):
             made = self._build(name, where, folder, seed, gpus)
+            if self.patience is not None:
+                with within("patience"):
+                    made = made.with_patience(self.patience.build())
             if self.priority is None:
                 return made
             assert isinstance(made, Workflow)  # sessions refuse the key

@@ -16,7 +16,7 @@ from penstock.simulation.run import TICK_S, Run, checked_tick, stop_tick
 from penstock.simulation.running import Running
 from penstock.simulation.session import Session
 from penstock.system.batch_time import Composition
-from penstock.system.kinds import as_network, refuse
+from penstock.system.kinds import as_network, is_guarded, refuse
 from penstock.system.outages import Outage, checked_outages
 from penstock.system.server import Server
 from penstock.workload.arrivals import MOST_ARRIVALS
@@ -155,8 +155,7 @@ def open_session(
     renewals: int = 1,
 ) -> Session:
     """Return a session on a server: the faster loop where nothing but a paper's policy decides."""
-    plain = workload.patience is None and server.front_end is None and server.queue_limit is None
-    if server.by_phase and plain:
+    if server.by_phase and server.front_end is None and not is_guarded((workload, server)):
         return PaperSession(server, record, tick_s, compress, stop)
     # Imported here, as a paper server alone does without the loop of all others.
     from penstock.simulation.event_session import EventSession
@@ -182,7 +181,8 @@ def run_server(
     session = open_session(workload, server, level, options.tick_s, options.compress, options.stop)
     loop, drain, whole = workload.loop, options.drain, level != "summary"
     if drain is None:
-        drain = workload.rows is not None or loop is not None or not _overloads(workload, server)
+        ends = workload.rows is not None or loop is not None or is_guarded((workload, server))
+        drain = ends or not _overloads(workload, server)
     running = Running(session, whole, drain, requests, options.progress, gap_sections, loop)
     running.through(_cut(workload.jobs(), requests, options.stop, options.tick_s))
     return running.finish(server, workload)
@@ -209,6 +209,7 @@ def run_network(
         # with prompts found in caches the load is at most what the model says
         drain = (
             network.ends
+            or network.guarded
             or network.loop is not None
             or not network.reuse_is_certain
             or not (network.model().rho > 1).any()

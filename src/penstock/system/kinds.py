@@ -1,5 +1,6 @@
 """One question, two kinds of system: a workload on a server, or a network."""
 
+import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -57,6 +58,44 @@ class OfSystem:
 def asked_about(system: "System") -> "tuple[Any, ...]":
     """Return a system as questions take it: a workload and a server, or a network alone."""
     return system if isinstance(system, tuple) else (system,)
+
+
+def is_guarded(system: "System") -> bool:
+    """Whether requests may be refused, or their clients leave."""
+    if isinstance(system, tuple):
+        return system[0].patience is not None or system[1].queue_limit is not None
+    return system.guarded
+
+
+def unguarded(system: "System") -> "System":
+    """Return the same system with nobody refused, whose clients wait for ever."""
+    if not is_guarded(system):
+        return system
+    if isinstance(system, tuple):
+        workload, server = system
+        return workload.with_patience(None), dataclasses.replace(server, queue_limit=None)
+    return system.unguarded
+
+
+def refuse_of_guarded(**options: object) -> None:
+    """Refuse what only requests that are all let in and wait for ever have; None is not given."""
+    for name, value in options.items():
+        if value is not None:
+            raise InputError(
+                f"{name} is {checks.shown(value)}, but with limits on the queue, or clients who "
+                "leave, nothing is tested: who is served is simulated; leave it out"
+            )
+
+
+def refuse_guarded(verb: str, *parts: object) -> None:
+    """Refuse limits on queues, and clients who leave, where only the long run without is known."""
+    system: Any = parts if len(parts) == 2 else parts[0]
+    if is_guarded(system):
+        raise InputError(
+            f"{verb} is about requests that are all let in and wait for ever; leave out "
+            "queue_limit, router_limit and patience. With them every rate is stable, and "
+            "`penstock check` says who is served"
+        )
 
 
 _REFUSED = {

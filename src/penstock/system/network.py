@@ -85,6 +85,23 @@ class Network(Checked):
         return any(part is not None for part in (*limits, *self.patience_of_stages))
 
     @functools.cached_property
+    def unguarded(self) -> "Network":
+        """The same network with nobody refused, whose clients wait for ever."""
+        pools = {
+            name: dataclasses.replace(
+                pool,
+                servers=tuple(
+                    (dataclasses.replace(server, queue_limit=None), count)
+                    for server, count in pool.servers
+                ),
+                router_limit=None,
+            )
+            for name, pool in self.pools.items()
+        }
+        workflows = [workflow.with_patience(None) for workflow in self.workflows]
+        return dataclasses.replace(self, pools=pools, workflows=workflows)
+
+    @functools.cached_property
     def served_by_queues(self) -> "Network":
         """The same network, of whose replicas each has one queue, from which requests can be
         taken: with policies of the paper too.

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, overload
 
-from penstock.system.kinds import as_network
+from penstock.system.kinds import as_network, refuse_guarded
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, of_server
 from penstock.theory.hypotheses import of_replica
@@ -39,10 +39,12 @@ def certify(workload: "Workload | Network", server: Server | None = None) -> Cer
         If something has no arrival rate, or a request of a server can never be served.
     """
     if isinstance(workload, Workload) and isinstance(server, Server):
+        refuse_guarded("certify", workload, server)
         refuse_no_rate(workload)
         alone = load(workload, server)
         return of_server(alone, of_replica(alone), by_arrival=server.order == "fcfs")
     network = as_network("certify", workload, server)
+    refuse_guarded("certify", network)
     from penstock.theory.network.certificate import of_network  # servers need not wait for it
 
     return of_network(network)

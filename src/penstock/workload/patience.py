@@ -9,6 +9,7 @@ import numpy.typing as npt
 from penstock import checks
 from penstock.errors import InputError
 from penstock.fields import Checked, Range
+from penstock.words import counted
 from penstock.workload.jobs import Jobs
 from penstock.workload.lengths import Length
 
@@ -65,6 +66,21 @@ class Patience(Checked):
                 "a patience without ttft_ms, e2e_ms or retries says nothing; give one of them, or "
                 "leave it out"
             )
+
+    @property
+    def words(self) -> str:
+        """How long clients wait, in words."""
+        waits = {"without a first token": self.ttft_ms, "without all": self.e2e_ms}
+        parts = [
+            f"clients leave after {ms / 1e3:,.4g} s {what}"
+            if isinstance(ms, int | float)
+            else f"clients leave after about {ms.mean / 1e3:,.4g} s {what}"
+            for what, ms in waits.items()
+            if ms is not None
+        ]
+        if self.retries:
+            parts.append(f"clients come again up to {counted(self.retries, 'time')}")
+        return ", ".join(parts)
 
     @property
     def ends(self) -> bool:

@@ -116,6 +116,10 @@ class Sessions:
     def prefixes(self) -> None:
         """What recorded prompts have in common by hash ids: sessions have none."""
 
+    def with_patience(self, patience: Patience | None) -> Self:
+        """Return the same sessions, whose clients wait so long at each call."""
+        return dataclasses.replace(self, patience=patience)
+
     def with_load(self, factor: float) -> Self:
         """Return the same sessions with their arrival rate times a factor."""
         checks.number(

@@ -268,6 +268,10 @@ class Workflow:
             return self
         return dataclasses.replace(self, found_by_engines=found_by_caches)
 
+    def with_patience(self, patience: Patience | None) -> Self:
+        """Return the same workflow, whose clients wait so long at each call."""
+        return dataclasses.replace(self, arrivals=self.arrivals.with_patience(patience))
+
     def with_load(self, factor: float) -> Self:
         """Return the same workflow with its arrival rate times a factor."""
         checks.number(

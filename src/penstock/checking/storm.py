@@ -1,0 +1,154 @@
+"""Two states by retries: a burst makes clients leave, or be refused, and those who come again keep
+the server as busy as the burst did, with work that nobody waits for any more.
+
+That is seen in runs: one whose burst is as large as can be, and one without, each followed until
+long after it. Where the later quarter of those who come is lost in the one and not in the other,
+there are two states. A run fell if it loses more than the middle of both.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Annotated, ClassVar
+
+import numpy as np
+
+from penstock.checking.metastable import bisected, with_burst
+from penstock.inputs.arrays import Floats
+from penstock.kernel.records import LEFT, REFUSED
+from penstock.show.answers import AsData, Meaning
+from penstock.simulation.progress import Progress
+from penstock.simulation.rows import recorded
+from penstock.simulation.run import Run
+from penstock.simulation.simulate import simulate
+from penstock.system.kinds import System
+from penstock.system.server import Server
+from penstock.words import span_of_time
+from penstock.workload.workload import Workload
+
+_ARRIVALS = 12_000  # of a run, a quarter of them before the burst
+_LARGEST = 0.25  # of the arrivals, all at once: a burst that is as large as can be
+_APART = 0.2  # share of those who come by which the two states differ at least
+_RUNS = 5  # each with a seed of its own
+_FASTER, _RATE, _BURST = 1.05, 0.02, 0.05  # steps and shares of the searches
+_BINS = 120  # of the figure
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Storm(AsData):
+    """A server that a burst brings into a state of retries that lasts."""
+
+    lost_before: Annotated[float, Meaning("Share of requests lost without a burst.")]
+    lost_after: Annotated[float, Meaning("Share lost long after one.")]
+    burst: Annotated[
+        int,
+        Meaning("Requests at once, beside those that arrive, up to which half of the runs heal."),
+    ]
+    holds: Annotated[float, Meaning("Requests/s up to which no run falls without a burst.")]
+    heals: Annotated[
+        float, Meaning("Requests/s to which the load must fall for a server that fell to heal.")
+    ]
+    held_s: Annotated[float, Meaning("Seconds after the burst: so long it was tried.")]
+    # Seconds and requests served per second, at instants, shape (instants, 2).
+    calm: Floats = dataclasses.field(repr=False)
+    tipped: Floats = dataclasses.field(repr=False)
+    shown: int = dataclasses.field(repr=False, default=0)
+    what: ClassVar[str] = "Requests served per second"
+    caption: ClassVar[str] = (
+        "The same arrivals, without a burst and with one. Those who were refused or left come "
+        "again, and the work done for them in vain keeps the server from serving others."
+    )
+
+    @property
+    def reason(self) -> str:
+        """Say it in a sentence."""
+        return (
+            f"without a burst {self.lost_before:.0%} of the requests are lost, and so at up to "
+            f"about {self.holds:,.3g} requests/s; but with about {self.burst:,} requests at once, "
+            f"beside those that arrive, half of the runs fall: {self.lost_after:.0%} are lost "
+            f"still {span_of_time(self.held_s)} later, as clients come again, and it heals only "
+            f"where the load falls to about {self.heals:,.3g} requests/s"
+        )
+
+
+def storm(system: System, progress: Progress) -> Storm | None:
+    """Return the two states of a server whose clients come again; None: it has one."""
+    if not isinstance(system, tuple):
+        return None
+    workload, server = system
+    process, patience = workload.arrivals, workload.patience
+    if patience is None or not patience.retries or process is None or not process.iid:
+        return None
+    trial = _Trial(workload, server)
+    largest = math.ceil(_LARGEST * _ARRIVALS)
+    if trial.lost(workload.rate, largest, 0) < trial.before + _APART:
+        return None
+    progress(0.2)
+    burst = math.ceil(bisected(trial.stays, 1.0, largest, 2.0, _BURST))
+    if burst >= largest * (1 - _BURST) or not trial.holds(workload.rate):
+        return None
+    progress(0.5)
+    holds = bisected(trial.holds, workload.rate, 2 * workload.rate, _FASTER, _RATE)
+    slower = bisected(lambda n: not trial.heals(workload.rate / n), 1.0, 64.0, _FASTER, _RATE)
+    calm, tipped = (trial.run(workload.rate, size, 0) for size in (0, 2 * burst))
+    held_s = (1 - 1 / 4) * _ARRIVALS / workload.rate
+    return Storm(
+        trial.before, trial.after, burst, holds, workload.rate / slower / (1 + _RATE), held_s,
+        _path(calm), _path(tipped), 2 * burst,
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Trial:
+    """Runs of a server at some rates, without a burst and with one."""
+
+    workload: Workload
+    server: Server
+
+    @functools.cached_property
+    def before(self) -> float:
+        """Share that is lost without a burst."""
+        return float(np.median([self.lost(self.workload.rate, 0, s) for s in range(_RUNS)]))
+
+    @functools.cached_property
+    def after(self) -> float:
+        """Share that is lost long after a burst that is as large as can be."""
+        largest = math.ceil(_LARGEST * _ARRIVALS)
+        return float(np.median([self.lost(self.workload.rate, largest, s) for s in range(_RUNS)]))
+
+    def run(self, rate: float, burst: int, seed: int) -> Run:
+        """Run from empty, with so many requests more at once after a quarter of the arrivals."""
+        whole = with_burst(self.workload, rate, _ARRIVALS, burst, seed)
+        return simulate(whole, self.server)
+
+    def lost(self, rate: float, burst: int, seed: int) -> float:
+        """Return which share of the last quarter of the requests is lost."""
+        failed = recorded(self.run(rate, burst, seed).rows, "requests").failed
+        assert failed is not None
+        last = failed[-_ARRIVALS // 4 :]
+        return float(np.isin(last, (-REFUSED, -LEFT)).mean())
+
+    def fell(self, rate: float, burst: int, seed: int) -> bool:
+        """Return whether a run loses more than the middle of both states."""
+        return self.lost(rate, burst, seed) > (self.before + self.after) / 2
+
+    def holds(self, rate: float) -> bool:
+        """Return whether no run falls without a burst."""
+        return not any(self.fell(rate, 0, seed) for seed in range(_RUNS))
+
+    def stays(self, burst: float) -> bool:
+        """Return whether at least half of the runs with a burst heal."""
+        rate, size = self.workload.rate, math.ceil(burst)
+        return sum(self.fell(rate, size, seed) for seed in range(_RUNS)) <= _RUNS / 2
+
+    def heals(self, rate: float) -> bool:
+        """Return whether most runs heal that fell, where the load falls to a rate."""
+        largest = math.ceil(_LARGEST * _ARRIVALS)
+        return sum(self.fell(rate, largest, seed) for seed in range(_RUNS)) <= _RUNS / 2
+
+
+def _path(run: Run) -> Floats:
+    """Return seconds and requests served per second, at instants of a run."""
+    finish = recorded(run.rows, "requests").finish
+    counts, edges = np.histogram(finish[finish >= 0] * run.tick_s, _BINS)
+    return np.column_stack([edges[1:], counts / np.diff(edges)])
