@@ -1,12 +1,15 @@
 """The commands ``penstock region``, ``max-rate`` and ``recommend``."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.checking.command_choices import chosen_scenario
 from penstock.errors import InputError
 from penstock.show.commands import command
 from penstock.show.options import Form
+
+if TYPE_CHECKING:
+    from penstock.scenario.scenario import Scenario
 
 _RATE_OF_NETWORK = (
     "region is of one server; `penstock max-rate {path}` says what the network carries"
@@ -100,7 +103,14 @@ def max_rate(
 
 
 @command("recommend", form="strict")
-def recommend(scenario: Path, *, seed: int | None = None, form: Form, **options: Any) -> None:
+def recommend(
+    scenario: Path,
+    *,
+    queue: bool = False,
+    seed: int | None = None,
+    form: Form,
+    **options: Any,
+) -> None:
     """Say which token budget, max batch size and policy to use.
 
     Say why, and what that gains. An engine keeps its scheduler. Of one server; `compare` puts
@@ -108,6 +118,8 @@ def recommend(scenario: Path, *, seed: int | None = None, form: Form, **options:
 
     Parameters
     ----------
+    queue
+        Say instead which limit on the queue keeps the targets for those who are served.
     policies
         Policies to try, separated by commas, from simple to subtle.
     """
@@ -118,6 +130,9 @@ def recommend(scenario: Path, *, seed: int | None = None, form: Form, **options:
     from penstock.checking.variants import values_of
     from penstock.show.compiling import simulating
 
+    if queue:
+        _recommend_queue(chosen, options, has_length, form)
+        return
     if "policies" in options:
         options["policies"] = values_of("policies", options["policies"], chosen.folder)
     if chosen.workload.rows is not None and not has_length:
@@ -126,3 +141,20 @@ def recommend(scenario: Path, *, seed: int | None = None, form: Form, **options:
         found = study.recommend(chosen.workload, chosen.server, **options, progress=show)
     is_no = found.verdict != "stable" or found.recommended.missed
     form.show(found.page(chosen), found.as_dict(), is_no=is_no)
+
+
+def _recommend_queue(
+    chosen: "Scenario", options: dict[str, Any], has_length: bool, form: Form
+) -> None:
+    """Say which limit on the queue is right."""
+    from penstock.capacity.queue_limit import recommend_queue
+    from penstock.show.compiling import simulating
+
+    for name in ("policies", "objective"):
+        if options.get(name) is not None:
+            raise InputError(f"--{name} says nothing beside --queue; leave it out")
+    asked = ("targets", "requests") if has_length else ("targets",)
+    options = {"targets": ()} | {name: options[name] for name in asked if name in options}
+    with simulating("Trying limits") as show:
+        found = recommend_queue(chosen.workload, chosen.server, **options, progress=show)
+    form.show(found.page(chosen), found.as_dict())

@@ -2,14 +2,18 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+
+import polars as pl
 
 from penstock.capacity.heads import head_of_rates, head_of_recommendation, head_of_region
 from penstock.capacity.max_rate import MaxRate
+from penstock.capacity.queue_limit import LOADS, LimitAt, RecommendedLimit
 from penstock.capacity.recommendation import Candidate, Recommendation
 from penstock.capacity.region import LoadInRegion
 from penstock.capacity.side_by_side import MaxRates
 from penstock.checking.figures import region_figure
+from penstock.checking.head import asked_of
 from penstock.checking.view_parts import (
     contradictions,
     heading_of,
@@ -18,7 +22,8 @@ from penstock.checking.view_parts import (
 )
 from penstock.scenario.scenario import Scenario
 from penstock.show.answers import cell, page_of, table
-from penstock.show.page import MOST_LINES, Fact, Page, Section, Table
+from penstock.show.page import MOST_LINES, Fact, Figure, Line, Page, Section, Table
+from penstock.show.plot import Axis, By, mark, plot
 from penstock.system.prefix_cache import front_notes
 from penstock.theory.exact_region import ExactRegion
 from penstock.theory.operating_point import OperatingPoint
@@ -255,3 +260,61 @@ def _pruned(recommendation: Recommendation) -> Table:
             alike.setdefault(", ".join(f"{budget:,}" for budget in sorted(at)), []).append(policy)
         rows += [(", ".join(names), at, reason) for at, names in alike.items()]
     return Table(("Policy", "Budget", "Why"), rows, prose=True)
+
+
+@page_of.register
+def queue_page(answer: RecommendedLimit, scenario: Scenario) -> Page:
+    """Show the limit on the queue, what it does at each load, and what others do."""
+    best, thumb = answer.best, answer.thumb
+    served = f"{' and '.join(map(str, answer.targets))} holds for those who are served"
+    said = (
+        f"{answer.flags}: {served}, at up to {LOADS[-1]:g} times this load, where "
+        f"{best.refused:.0%} are refused and {best.goodput:,.4g} requests/s are served within it"
+    )
+    head = [*asked_of(scenario.name, scenario.system, scenario.hardware), Line("Limit", f"{said}.")]
+    if thumb:
+        kept = "keeps it, too" if thumb[-1].met else "does not keep it"
+        head.append(
+            Line(
+                "Thumb",
+                f"The rule of thumb, {thumb[0].limit:,.0f} prompt tokens, {kept}: "
+                f"{thumb[-1].goodput:,.4g} requests/s within it at {LOADS[-1]:g} times this load.",
+            )
+        )
+    none = answer.without[-1].goodput
+    head.append(Line("Without", f"{none:,.4g} requests/s within it at {LOADS[-1]:g} times it."))
+    rows = [*answer.rows, *answer.thumb, *answer.without]
+    return Page(
+        title=scenario.name,
+        heading=heading_of(scenario.system),
+        head=head,
+        why="each load",
+        rest="all limits that were tried",
+        sections=[
+            Section("At each load", tables=[table(rows)], why=True),
+            Section("Limits that were tried", figures=lambda: [_curve(answer.curve)]),
+            Section("All of them", tables=[table(answer.curve)]),
+        ],
+    )
+
+
+def _curve(tried: Sequence[LimitAt]) -> Figure:
+    """Draw the goodput of limits, and which of them keep the targets."""
+    kept = {True: "kept", False: "missed"}
+    points = pl.DataFrame(
+        {
+            "limit": [at.limit for at in tried],
+            "goodput": [at.goodput for at in tried],
+            "targets": [kept[at.met] for at in tried],
+        }
+    )
+    marks = (
+        mark("line", "limit", "goodput", color="#888"),
+        mark("point", "limit", "goodput", By("targets", list(kept.values()), "Targets"), size=50),
+    )
+    what = tried[0].kind.replace("_", " ")
+    x = Axis(f"Limit on {what}", log=True)
+    chart = plot(points, *marks, x=x, y=Axis("Served within the targets (requests/s)"))
+    caption = f"At {LOADS[-1]:g} times the load, on the same requests."
+    text = f"Goodput by the limit on {what}; the most is {max(at.goodput for at in tried):,.4g}/s."
+    return Figure("queue_limits", "Limits on the queue", {text: chart}, [table(tried)], caption)

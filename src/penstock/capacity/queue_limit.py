@@ -1,0 +1,262 @@
+"""Which limit on the queue is right: the one with which most are served within the targets.
+
+A queue without a limit serves requests that nobody waits for any more; too short a one refuses what
+could be served. In between limits are tried at twice the load, on the same requests: a coarse
+series, then a finer one around the best of those that keep the targets for whom they let in.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import numpy as np
+
+from penstock import checks
+from penstock.capacity.recommend import REQUESTS
+from penstock.checking.goodput import own_latency, within
+from penstock.checking.targets import Target, parsed_targets, share
+from penstock.errors import InputError
+from penstock.fields import keys_of
+from penstock.show.answers import AsData, Meaning, Shown, computed
+from penstock.simulation.progress import Progress, part_of
+from penstock.simulation.rows import recorded
+from penstock.simulation.simulate import simulate
+from penstock.system.kinds import OfSystem, refuse_all_but_a_server
+from penstock.system.prefix_cache import as_serving
+from penstock.system.queue_limit import QueueLimit
+from penstock.system.server import Server
+from penstock.workload.workload import Workload
+
+LOADS = (1.0, 1.1, 1.3, 2.0)
+"""Times the load, at which it is said what a limit does; the last one is where it is chosen."""
+
+_COARSE, _FINE = 1.5, 1.05  # ratios of limits that are tried
+_WORTH = 0.005  # share of goodput by which another kind of limit has to be better
+_ROOM = 0.85  # of a target, up to which a limit is safe
+_WARM_UP = 0.1  # share of the requests that are not counted
+_MOST = 2**24
+
+
+@dataclasses.dataclass(frozen=True)
+class LimitAt(AsData):
+    """What a limit does at a load."""
+
+    kind: Annotated[str, Meaning("Of a `QueueLimit`, or ``nothing``.", name="limit on")]
+    limit: Annotated[float | None, Meaning("Its value.", name="of", format="{:,.0f}".format)]
+    times: Annotated[float, Meaning("Times the load.", name="load x")]
+    rate: Annotated[float, Meaning("Requests/s that come.", key="arriving", name="arriving /s")]
+    refused: Annotated[float, Meaning("Share refused.", name="refused", format="{:.0%}".format)]
+    goodput: Annotated[
+        float, Meaning("Requests/s that are served within the targets.", name="goodput /s")
+    ]
+    latency: Annotated[
+        tuple[float, ...],
+        Meaning("Of those served, what each target limits, seconds.", key="latency_s"),
+    ]
+    met: Annotated[bool, Meaning("Whether those who are served have the targets.")]
+
+    @computed(name="those served", key=None)
+    def shown(self) -> str:
+        """The first latency that a target limits."""
+        return f"{self.latency[0]:.3g} s" if np.isfinite(self.latency[0]) else "-"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RecommendedLimit(OfSystem, Shown):
+    """The limit on the queue that is right, what it does, and what others do."""
+
+    system: Annotated[tuple[Workload, Server], Meaning("What was asked about.", key=None)]
+    targets: Annotated[tuple[Target, ...], Meaning("The targets.", data=lambda of: [*map(str, of)])]
+    limit: Annotated[QueueLimit, Meaning("The limit.", data=lambda of: of.stated)]
+    rows: Annotated[tuple[LimitAt, ...], Meaning("What it does at each load.")]
+    thumb: Annotated[
+        tuple[LimitAt, ...],
+        Meaning(
+            "The same of the rule of thumb, where the engine has it: target TTFT times the "
+            "tokens/s of full batches, as a limit on prompt tokens."
+        ),
+    ]
+    without: Annotated[tuple[LimitAt, ...], Meaning("The same without a limit.")]
+    curve: Annotated[
+        tuple[LimitAt, ...], Meaning("All that were tried of its kind, at the largest load.")
+    ]
+
+    @property
+    def best(self) -> LimitAt:
+        """What the limit does at the load at which it was chosen."""
+        return self.rows[-1]
+
+    @computed()
+    def flags(self) -> str:
+        """How the engine is told: its option, or a line of a scenario."""
+        ((kind, value),) = self.limit.stated.items()
+        program = self.server.policy.program
+        if program is None:
+            return f"queue_limit: {{{kind}: {value:.0f}}}"
+        (option,) = keys_of(QueueLimit)[kind].others
+        return f"--{option.replace('_', '-')} {value:.0f}"
+
+
+def recommend_queue(
+    workload: Workload,
+    server: Server,
+    *,
+    targets: Sequence[Target | str],
+    requests: int = REQUESTS,
+    progress: Progress | None = None,
+) -> RecommendedLimit:
+    """Say which limit on the queue keeps targets for those who are served, and serves most.
+
+    Parameters
+    ----------
+    workload, server
+        What arrives, at a rate, with the patience of its clients, and what serves it; a limit that
+        the server has is set aside.
+    targets
+        Upper limits of latencies, such as ``ttft_p99<2s``.
+    requests
+        Arrivals of each run.
+    progress
+        Called now and then with the share that is done.
+
+    Raises
+    ------
+    InputError
+        If a value cannot be used, the engine has no limit, or none keeps the targets.
+    """
+    refuse_all_but_a_server("recommend", workload, server)
+    limits = tuple(parsed_targets(targets))
+    if not limits:
+        raise InputError("a limit on the queue keeps a target; give one, such as ttft_p99<2s")
+    requests = checks.whole("requests", requests, 1_000, 10**6, "", "tails are to be told of them")
+    kinds = [kind for kind in server.policy.queue.limits if kind != "ttft_ms"]
+    if not kinds:
+        raise InputError(
+            f"{server.policy.name} has no limit on its queue; let the router of its pool have one "
+            "(router_limit)"
+        )
+    server = dataclasses.replace(as_serving(workload, server), queue_limit=None)
+    study = _Study(workload, server, limits, requests)
+    curves: dict[str, list[LimitAt]] = {}
+    for number, kind in enumerate(kinds):
+        part = part_of(progress, 0.8 * number / len(kinds), 0.8 * (number + 1) / len(kinds))
+        curves[kind] = study.curve(kind, part)
+    best = max((_best(curve) for curve in curves.values()), key=lambda at: (at.met, at.goodput))
+    if not best.met:
+        raise InputError(
+            f"no limit on the queue keeps {' and '.join(map(str, limits))} at {LOADS[-1]:g} times "
+            f"this load: the nearest has {best.shown}; ask for more, or change token budget or max "
+            "batch size"
+        )
+    for kind in kinds:  # the first that is as good as the best
+        good = [at for at in curves[kind] if at.met and at.goodput >= (1 - _WORTH) * best.goodput]
+        if good:
+            # Of those that are as good the largest, which refuses least at lower loads; with some
+            # room, as other requests have other tails.
+            safe = [at for at in good if study.room(at)]
+            best = max(safe or good, key=lambda at: at.limit or 0)
+            break
+    assert best.limit is not None
+    limit = QueueLimit(**{best.kind: int(best.limit)})
+    thumb = study.rule_of_thumb if "prompt_tokens" in kinds else None
+    return RecommendedLimit(
+        (workload, server),
+        limits,
+        limit,
+        study.at_loads(best.kind, int(best.limit)),
+        () if thumb is None else study.at_loads("prompt_tokens", thumb),
+        study.at_loads("nothing", None),
+        tuple(sorted(curves[best.kind], key=lambda at: at.limit or 0)),
+    )
+
+
+def _best(curve: Sequence[LimitAt]) -> LimitAt:
+    """Return the limit of a curve with the most goodput, of those that keep the targets if any."""
+    return max(curve, key=lambda at: (at.met, at.goodput))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Study:
+    """Runs of a server with limits on its queue."""
+
+    workload: Workload
+    server: Server
+    targets: tuple[Target, ...]
+    requests: int
+
+    @property
+    def rule_of_thumb(self) -> int | None:
+        """Prompt tokens that full batches take in the time to first token that a target allows."""
+        seconds = [target.limit_s for target in self.targets if target.metric == "ttft_s"]
+        return round(min(seconds) * self.server.full_batch_rate) if seconds else None
+
+    def at_loads(self, kind: str, limit: int | None) -> tuple[LimitAt, ...]:
+        """Return what a limit does at each load."""
+        return tuple(self.at(kind, limit, times) for times in LOADS)
+
+    def at(self, kind: str, limit: int | None, times: float) -> LimitAt:
+        """Return what a limit does at so many times the load."""
+        workload = self.workload.with_rate(times * self.workload.rate)
+        of_queue = None if limit is None else QueueLimit(**{kind: limit})
+        server = dataclasses.replace(self.server, queue_limit=of_queue)
+        run = simulate(workload, server, requests=self.requests, drain=True)
+        rows = recorded(run.rows, "requests").where(slice(int(_WARM_UP * self.requests), None))
+        ttft, gaps, e2e = own_latency(
+            rows.arrival, rows.first_token, rows.finish, rows.output_tokens, run.tick_s
+        )
+        served = rows.finish >= 0
+        good = served & within(self.targets, ttft, gaps, e2e)
+        samples = {"ttft_s": ttft, "tbt_s": gaps, "tpot_s": gaps, "e2e_s": e2e}
+        latency = tuple(_statistic(of, samples[of.metric][served]) for of in self.targets)
+        refused = 0 if run.tries is None else int(run.tries.refused.sum())
+        offered = run.arrived if run.tries is None else int(run.tries.offered.sum())
+        met = all(value <= of.limit_s for value, of in zip(latency, self.targets, strict=True))
+        goodput = float(good.mean()) * workload.rate
+        return LimitAt(kind, limit, times, workload.rate, refused / offered, goodput, latency, met)
+
+    def room(self, at: LimitAt) -> bool:
+        """Whether latencies are so far below the targets that other requests keep them, too."""
+        values = zip(at.latency, self.targets, strict=True)
+        return all(value <= _ROOM * target.limit_s for value, target in values)
+
+    def curve(self, kind: str, progress: Progress) -> list[LimitAt]:
+        """Return limits of a kind that were tried at the largest load."""
+        mean = self.workload.mean_prompt if kind == "prompt_tokens" else 1.0
+        tried: dict[int, LimitAt] = {}
+
+        def look(limit: float) -> LimitAt:
+            whole = max(round(limit), 1)
+            if whole not in tried:
+                tried[whole] = self.at(kind, whole, LOADS[-1])
+            return tried[whole]
+
+        _climb(look, mean, progress)
+        around = _best(list(tried.values())).limit or mean
+        steps = int(np.log(_COARSE) / np.log(_FINE))
+        for step in range(-steps, steps + 1):
+            look(around * _FINE**step)
+        progress(1.0)
+        return list(tried.values())
+
+
+def _climb(look: Callable[[float], LimitAt], first: float, progress: Progress) -> None:
+    """Look at ever larger limits, until targets are missed with less and less goodput."""
+    best, worse, limit = 0.0, 0, first
+    while worse < 3 and limit < _MOST:
+        at = look(limit)
+        worse = worse + 1 if not at.met and at.goodput < best else 0
+        same = not at.refused
+        best = max(best, at.goodput)
+        if same:  # larger ones refuse nobody either
+            return
+        limit *= _COARSE
+        progress(0.5)
+
+
+def _statistic(target: Target, seconds: np.ndarray) -> float:
+    """Return what a target limits, of those who are served; infinite where nobody is."""
+    if not seconds.size:
+        return float("inf")
+    if target.statistic == "mean":
+        return float(seconds.mean())
+    return float(np.quantile(seconds, share(target.statistic)))
