@@ -1,9 +1,9 @@
-"""Print for ten systems the limit on the queue that `penstock recommend --queue` gives beside the best
-of all limits, found one by one, and beside the rule of thumb.
+"""Print for ten systems the limit on the queue that `penstock recommend --queue` gives beside the
+best of all limits, found one by one, and beside the rule of thumb.
 
-Limits are tried from 1 on, each 4% above the one before it, of every kind that the engine has, at twice
-the load, on the requests that the recommendation saw; the share of the best goodput that keeps the
-targets is printed, and that on requests of another seed.
+Limits are tried from 1 on, each 4% above the one before it, of every kind that the engine has, at
+twice the load, on the requests that the recommendation saw; the share of the best goodput that
+keeps the targets is printed, and that on requests of another seed.
 
 Run ``python benchmarks/studies/queue_limits.py [FILE]``; with a file the rows go there as JSON.
 """
@@ -11,6 +11,7 @@ Run ``python benchmarks/studies/queue_limits.py [FILE]``; with a file the rows g
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import penstock as ps
 from penstock.capacity.queue_limit import LOADS, _Study, recommend_queue
@@ -28,18 +29,23 @@ def systems() -> dict[str, tuple[ps.Workload, ps.Server, tuple[str, ...]]]:
     quick = ps.Workload.poisson(22.0, 600, ps.Geometric(150))
     hasty = chat.with_patience(ps.Patience(ttft_ms=ps.Geometric(6_000)))
     again = chat.with_patience(ps.Patience(ttft_ms=8_000, retries=2, jitter=0.5))
+    sglang = ps.Server(A100, 2048, 64, "sglang", kv_tokens=120_000)
     sync = {"async_scheduling": False}
+
+    def vllm(slots: int = 128, kv: int = 100_000, **more: Any) -> ps.Server:
+        return ps.Server(A100, 512, slots, "vllm", kv_tokens=kv, **more)
+
     return {
-        "vllm chat": (chat, ps.Server(A100, 512, 128, "vllm", kv_tokens=100_000), ("ttft_p99<5s",)),
-        "vllm sync": (chat, ps.Server(A100, 512, 128, "vllm", policy_params=sync, kv_tokens=100_000), ("ttft_p95<2s",)),
-        "vllm short memory": (chat, ps.Server(A100, 512, 128, "vllm", kv_tokens=24_000), ("ttft_p99<6s",)),
-        "vllm few slots": (chat, ps.Server(A100, 512, 24, "vllm", kv_tokens=100_000), ("ttft_p99<5s",)),
-        "vllm long prompts": (long, ps.Server(A100, 512, 128, "vllm", kv_tokens=100_000), ("ttft_p99<8s",)),
-        "vllm conversations": (conv, ps.Server(A100, 512, 128, "vllm", kv_tokens=120_000), ("ttft_p95<4s",)),
-        "sglang code": (code, ps.Server(A100, 2048, 64, "sglang", kv_tokens=120_000), ("ttft_p95<6s",)),
+        "vllm chat": (chat, vllm(), ("ttft_p99<5s",)),
+        "vllm sync": (chat, vllm(policy_params=sync), ("ttft_p95<2s",)),
+        "vllm short memory": (chat, vllm(kv=24_000), ("ttft_p99<6s",)),
+        "vllm few slots": (chat, vllm(24), ("ttft_p99<5s",)),
+        "vllm long prompts": (long, vllm(), ("ttft_p99<8s",)),
+        "vllm conversations": (conv, vllm(kv=120_000), ("ttft_p95<4s",)),
+        "sglang code": (code, sglang, ("ttft_p95<6s",)),
         "sarathi quick": (quick, ps.Server(FAST, 2048, 256), ("ttft_p99<1s", "tbt_p99<100ms")),
-        "vllm hasty": (hasty, ps.Server(A100, 512, 128, "vllm", kv_tokens=100_000), ("ttft_p99<4s",)),
-        "vllm retries": (again, ps.Server(A100, 512, 128, "vllm", kv_tokens=100_000), ("e2e_p95<60s",)),
+        "vllm hasty": (hasty, vllm(), ("ttft_p99<4s",)),
+        "vllm retries": (again, vllm(), ("e2e_p95<60s",)),
     }  # fmt: skip
 
 

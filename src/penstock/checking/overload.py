@@ -24,6 +24,7 @@ from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.kinds import OfSystem, System, asked_about, unguarded
 from penstock.theory.certify import certify
+from penstock.theory.overload import least_lost
 from penstock.workload.workload import ClosedLoop
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class OverloadAnswer(OfSystem, OfLatency, Shown):
     @computed()
     def lost_at_least(self) -> float:
         """Share that is lost whatever the limits and the scheduler: 1 - most / arriving."""
-        return max(0.0, 1 - self.most / self.rates.arriving)
+        return least_lost(self.rates.arriving, self.most)
 
     @property
     def unit(self) -> str:
