@@ -61,7 +61,7 @@ OF_FRONT_ENDS = ("wait_in_front", "come_due", "push_delayed")
 OF_OUTAGES = ("happen", "strand")
 OF_TRANSFERS = ("come", "land", "receive")
 OF_CLIENTS = (
-    *("ask_in", "turned_away", "next_leaving", "let_leave", "dismiss", "leave_unserved"),
+    *("let_in", "next_leaving", "cut_runs", "let_leave", "dismiss", "leave_unserved"),
     *("come_due", "push_delayed"),
 )
 

@@ -1,4 +1,4 @@
-"""Who is refused on arrival, whose client leaves before the end, and who comes again.
+"""Whose client leaves before the end, and who comes again.
 
 A client that leaves is gone at that tick. If its request waits, it is struck from the queue at
 once. If it runs, the engine takes note when the batch in progress ends: what that brings the
@@ -15,8 +15,8 @@ from numba import types
 from penstock.kernel.apart import A_POOL, A_WORLD, AN_ENGINE, NUMBER, apart
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import NEVER, put_off
-from penstock.kernel.in_progress import begun_before, cut, ticks_of_batches, touch
-from penstock.kernel.lists import pop, push
+from penstock.kernel.in_progress import cut, touch
+from penstock.kernel.lists import pop
 from penstock.kernel.recording import note_allocation
 from penstock.kernel.records import (
     ALLOCATION_ROWS,
@@ -31,47 +31,17 @@ from penstock.kernel.running import (
     count_growth,
     done_by,
     give_back_ahead,
-    last_waiting,
-    not_begun,
     peak_of,
     preempt,
     unqueue,
 )
-from penstock.kernel.tries import begin_anew, come_again, lose
+from penstock.kernel.tries import await_end, begin_anew, come_again, lose
 
-# -- a try begins, and fails
-
-
-@apart(NUMBER(A_WORLD, NUMBER))
-def ask_in(world: World, request: int) -> Any:
-    """Let a client ask, from now on for as long as its patience lasts; return whether it has left
-    meanwhile, where it comes from the front end.
-    """
-    clock, trial = world.clock[0], world.tries[request]
-    if world.fronts.size > 0 and world.reached[request] >= 0:
-        if trial.gone < 0:
-            return 0
-        _fail(world, request, LEFT)
-        return 1
-    world.stages[world.rows[request].stage].offered += 1
-    if trial.came < 0:
-        trial.came = clock.now
-    trial.first_until = min(clock.now + trial.patience_first, NEVER)
-    trial.whole_until = min(clock.now + trial.patience_whole, NEVER)
-    until = min(trial.first_until, trial.whole_until)
-    if until == NEVER:
-        return 0
-    if trial.is_listed == 0:
-        _list(world, request, until)
-        return 0
-    for place in range(clock.leaving):  # seldom: from a try that was refused to make way
-        if world.leaves[place, 1] == request and world.leaves[place, 0] > until:
-            push(world.leaves, place, until, request)
-    return 0
+# -- a try fails
 
 
 @uncounted()
-def _fail(world: World, request: int, reason: int) -> None:
+def fail(world: World, request: int, reason: int) -> None:
     """Let the client of a request that was refused, or left, come again, or be lost."""
     clock, row, trial = world.clock[0], world.rows[request], world.tries[request]
     stage = world.stages[row.stage]
@@ -100,80 +70,7 @@ def _fail(world: World, request: int, reason: int) -> None:
     push_delayed(world, clock.now + max(backoff - earlier, 1), request)
 
 
-# -- refused
-
-
-@apart(NUMBER(A_WORLD, NUMBER, A_POOL, NUMBER))
-def turned_away(world: World, request: int, pool: Any, server: int) -> Any:
-    """Refuse a request that its router (``server`` -1) or its server does not let in; return
-    whether it was.
-    """
-    first, end = server, server + 1
-    limits = pool.at_server
-    if server < 0:
-        first, end = pool.first_server, pool.first_server + pool.replicas
-        limits = pool.at_router
-    requests = waiting = tokens = 0
-    for place in range(first, end):
-        engine = world.engines[world.servers[place].engine]
-        requests += world.servers[place].count - engine.gone
-        waiting += engine.waiting
-        if pool.waits_among_running != 0:
-            waiting += not_begun(world, engine)[0]
-        tokens += engine.without_first + engine.ahead.first_tokens
-    refused = requests >= limits.requests or tokens >= limits.prompt_tokens
-    if server >= 0 and not refused:
-        longest = min(limits.ttft, pool.at_router.ttft)
-        if longest < NEVER:
-            refused = _first_token_in(world, request, pool, server, tokens) > longest
-    if not refused and waiting >= limits.waiting:
-        refused = server < 0 or pool.evicts == 0 or not _makes_way(world, request, pool, server)
-    if refused:
-        _fail(world, request, REFUSED)
-    return refused
-
-
-@uncounted(inline=True)
-def _first_token_in(world: World, request: int, pool: Any, server: int, tokens: int) -> Any:
-    """Return in how many ticks a request would have its first token if full batches took all
-    prompts before it, beside those who decode now.
-    """
-    replica = world.servers[server]
-    room = max(pool.budget - world.engines[replica.engine].decoding, 1)
-    batches = (tokens + world.rows[request].left + room - 1) // room
-    rest = 0
-    if replica.equal > 0:  # of the batch in progress
-        now = world.clock[0].now
-        begun = begun_before(replica, now, replica.equal)
-        rest = replica.start + ticks_of_batches(replica, begun) - now
-    return rest + batches * pool.full_batch
-
-
-@uncounted()
-def _makes_way(world: World, request: int, pool: Any, server: int) -> Any:
-    """Refuse the request that waits and would be served last, if another is more urgent; return
-    whether it is.
-    """
-    engine = world.engines[world.servers[server].engine]
-    last = last_waiting(world, engine, pool)
-    step = pool.evicts
-    if last < 0 or world.again[request].rank // step >= world.again[last].rank // step:
-        return False
-    _expect_nothing(world, engine, last)
-    _strike(world, engine, pool, last)
-    _fail(world, last, REFUSED)
-    return True
-
-
 # -- who leaves
-
-
-@uncounted(inline=True)
-def _list(world: World, request: int, tick: int) -> None:
-    """Let a client be looked at again at a tick."""
-    push(world.leaves, world.clock[0].leaving, tick, request)
-    world.clock[0].leaving += 1
-    world.tries[request].is_listed = 1
 
 
 @uncounted(inline=True)
@@ -201,8 +98,23 @@ def next_leaving(world: World) -> Any:
         pop(world.leaves, clock.leaving)
         world.tries[request].is_listed = 0
         if until < NEVER:
-            _list(world, request, until)
+            await_end(world, request, until)
     return NEVER
+
+
+@apart(types.void(A_WORLD))
+def cut_runs(world: World) -> None:
+    """Let runs of batches end with the one in progress where clients leave at this tick: equal ones
+    follow only if nobody goes.
+    """
+    clock, leaves = world.clock[0], world.leaves
+    if clock.leaving == 0 or leaves[0, 0] != clock.now:
+        return
+    for place in range(clock.leaving):
+        if leaves[place, 0] == clock.now and world.ready[leaves[place, 1]] >= 0:
+            server = np.int64(world.rows[leaves[place, 1]].server)
+            if world.servers[server].equal > 1:
+                cut(world, server)
 
 
 @apart(types.void(A_WORLD))
@@ -224,27 +136,25 @@ def _leave(world: World, request: int) -> None:
     """Let the client of a request go that waits or runs at an engine."""
     clock, replica = world.clock[0], world.servers[world.rows[request].server]
     engine, pool = world.engines[replica.engine], world.pools[replica.pool]
-    _expect_nothing(world, engine, request)
+    expect_nothing(world, engine, request)
     place = _slot_of(world, engine, request)
     if place < 0:
-        _strike(world, engine, pool, request)
-        _fail(world, request, LEFT)
+        strike(world, engine, pool, request)
+        fail(world, request, LEFT)
     else:
         world.tries[request].gone = clock.now
         engine.gone += 1
         slot = world.slots[place]
         waits = pool.waits_among_running != 0 and slot.left == slot.target and slot.taken == 0
         if waits or replica.equal == 0:
-            _dismiss(world, engine, pool, place, pool.ahead != 0)
-    # Equal batches would be so only if nobody went.
-    if replica.equal > 1:
-        cut(world, engine.server)
-    elif replica.equal == 0:
+            composed = pool.ahead != 0 and world.planned[engine.index].tokens > 0
+            _dismiss(world, engine, pool, place, composed)
+    if replica.equal == 0:
         touch(world, engine.server)
 
 
 @uncounted(inline=True)
-def _expect_nothing(world: World, engine: Any, request: int) -> None:
+def expect_nothing(world: World, engine: Any, request: int) -> None:
     """Count a request no more among those without a first token, if it has none."""
     first, prompt = world.first_token[request], world.rows[request].left
     if first < 0:
@@ -267,7 +177,7 @@ def _slot_of(world: World, engine: Any, request: int) -> Any:
 
 
 @uncounted()
-def _strike(world: World, engine: Any, pool: Any, request: int) -> None:
+def strike(world: World, engine: Any, pool: Any, request: int) -> None:
     """Take a request out of the queue in which it waits."""
     tokens = peak_of(world, pool, request)
     unqueue(world, engine, pool, request)
@@ -285,16 +195,14 @@ def _count_out(world: World, engine: Any, request: int) -> None:
     replica.work -= stage.prefill_weight
 
 
-@apart(types.void(A_WORLD, AN_ENGINE, A_POOL, NUMBER, types.boolean))
-def dismiss(world: World, engine: Any, pool: Any, before: int, in_batch: bool) -> None:
-    """Let the requests go whose clients have left before a tick; ``in_batch``: the engine's batch
-    has something for them still.
-    """
+@apart(types.void(A_WORLD, AN_ENGINE, A_POOL))
+def dismiss(world: World, engine: Any, pool: Any) -> None:
+    """Let the requests go whose clients have left during the batch that has just ended."""
+    in_batch = pool.ahead == 0 or world.planned[engine.index].tokens > 0
     place = engine.slots.first
     while place >= 0:
         following = world.slots[place].next
-        gone = world.tries[world.slots[place].request].gone
-        if 0 <= gone < before:
+        if world.tries[world.slots[place].request].gone >= 0:
             if world.slots[place].left != IN_FLIGHT:
                 _dismiss(world, engine, pool, place, in_batch)
             elif pool.caching != 0:  # it leaves with those that end now, but its blocks are first
@@ -304,7 +212,9 @@ def dismiss(world: World, engine: Any, pool: Any, before: int, in_batch: bool) -
 
 @uncounted()
 def _dismiss(world: World, engine: Any, pool: Any, place: int, in_batch: bool) -> None:
-    """Take a running request out whose client has left."""
+    """Take a running request out whose client has left; ``in_batch``: the engine's batch, which has
+    just ended or is composed ahead, may have something for it.
+    """
     slot, batch = world.slots[place], engine.batch
     if not in_batch:
         slot.taken = 0
@@ -339,7 +249,7 @@ def _dismiss(world: World, engine: Any, pool: Any, place: int, in_batch: bool) -
     engine.changed = 1
     world.stages[world.rows[request].stage].wasted += done + taken - world.tries[request].found
     _count_out(world, engine, request)
-    _fail(world, request, LEFT)
+    fail(world, request, LEFT)
 
 
 @uncounted()
@@ -364,4 +274,4 @@ def leave_unserved(world: World, engine: Any, request: int, in_vain: int) -> Non
     world.stages[row.stage].wasted += tokens + in_vain - world.tries[request].found
     world.clock[0].future += tokens
     _count_out(world, engine, request)
-    _fail(world, request, LEFT)
+    fail(world, request, LEFT)

@@ -223,16 +223,12 @@ def end_at_engine(world: World, server: int, pool: Any) -> None:
     elif replica.equal > 1 and engine.ahead.next_batch == COMPOSED:
         compute_run(world, replica, engine, pool)
     engine.ahead.next_batch = COMPOSED
-    # Clients who left while the batch was in progress get nothing of it.
-    planned = world.planned[engine.index].tokens > 0
-    if engine.gone > 0:
-        dismiss(world, engine, pool, world.clock[0].now, pool.ahead == 0 or planned)
+    if engine.gone > 0:  # clients who left while the batch was in progress get nothing of it
+        dismiss(world, engine, pool)
     if pool.ahead == 0:
         advance_engine(world, replica, engine, pool)
     else:
         let_go(world, replica, engine, pool)
-    if engine.gone > 0:  # and those who leave just now
-        dismiss(world, engine, pool, NEVER, pool.ahead != 0 and planned)
 
 
 @uncounted(inline=True)
@@ -243,12 +239,10 @@ def _begin(world: World, server: int, engine: Any) -> None:
     engine.rejections += world.servers[server].rejected
     if clock.record >= ALLOCATION_ROWS:
         note_allocations(world, server, engine)
-    if engine.batch.wasted > 0:
+    if engine.batch.wasted + engine.batch.in_vain > 0:
         engine.batch.wasted_on = -1
         engine.lost += engine.batch.wasted
-        add_tokens(world, engine, engine.batch.wasted)
-    if engine.batch.in_vain > 0:
-        add_tokens(world, engine, engine.batch.in_vain)
+        add_tokens(world, engine, engine.batch.wasted + engine.batch.in_vain)
 
 
 @uncounted()
@@ -457,7 +451,7 @@ def _equal_batches(
         return 1
     if clock.merges == 0 or engine.batch.preempted > 0 or engine.batch.wasted > 0:
         return 1
-    if clock.guarded != 0 and engine.out_of_step > 0:  # who has a first token is to be known
+    if engine.out_of_step > 0 and clock.guarded != 0:  # who has a first token is to be known
         return 1
     most = next_due_epoch(world.bits[engine.line], engine.epoch) - engine.epoch
     if most > 1 and pool.names_outputs != 0:

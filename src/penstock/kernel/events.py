@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from penstock.kernel.admission import let_in
 from penstock.kernel.by_reference import reference_at
-from penstock.kernel.clients import ask_in, let_leave, next_leaving, turned_away
+from penstock.kernel.clients import cut_runs, let_leave, next_leaving
 from penstock.kernel.compiled_code import entry, uncounted
 from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.engine_batches import (
@@ -126,14 +127,12 @@ def _advance(world: World) -> int:
             return DONE
         clock.now = now
 
-        # -- batches end, and clients leave, for whom runs of batches may end, too
-        leaving = clock.impatient
-        while True:
-            while world.ends[1] == now:
-                _end(world, first_ending(world))
-            if leaving == 0:
-                break
-            leaving = 0
+        # -- batches end, and clients leave
+        if clock.impatient != 0:
+            cut_runs(world)
+        while world.ends[1] == now:
+            _end(world, first_ending(world))
+        if clock.impatient != 0:
             let_leave(world)
 
         # -- replicas die and come back
@@ -252,8 +251,6 @@ def _arrive(world: World, request: int) -> None:
     if world.ready[request] >= 0:  # it has been routed: what comes is its KV memory
         land(world, request)
         return
-    if clock.guarded != 0 and ask_in(world, request) != 0:
-        return
     if world.fronts.size > 0 and wait_in_front(world, request) != 0:
         return
     stage = world.stages[row.stage]
@@ -261,12 +258,13 @@ def _arrive(world: World, request: int) -> None:
     if pool.up == 0:
         strand(world, request)
         return
-    if clock.guarded != 0 and turned_away(world, request, pool, -1) != 0:
-        return
-    server = route(world, request, pool)
+    if clock.guarded == 0:
+        server = route(world, request, pool)
+    else:
+        server = let_in(world, request, pool)
+        if server < 0:
+            return
     pool = world.pools[world.servers[server].pool]
-    if clock.guarded != 0 and turned_away(world, request, pool, server) != 0:
-        return
     if pool.routing.affinity != 0:
         home = world.rows[request + world.home[request]]
         if home.server < 0:

@@ -39,7 +39,7 @@ APART = (
     *("name_known", "verify", "keep_accepted", "note_allocations"),
     *("keep_at_end", "keep_ahead", "leave", "give_up", "pages_found"),
     *("happen", "strand", "come", "land", "receive"),
-    *("ask_in", "turned_away", "next_leaving", "let_leave", "dismiss", "leave_unserved"),
+    *("let_in", "next_leaving", "cut_runs", "let_leave", "dismiss", "leave_unserved"),
 )
 """Functions that a system may lack (`penstock.kernel.apart`), in the order of `World.apart`: that
 rule, lines, several replicas, workflows, a front end, a prefix cache, drafts, records of who got
@@ -143,10 +143,9 @@ CLOCK = record(
     next_job waiting_room ready ready_done touched formed failed
     future finished requests_before next_report bad_router
     next_outage outages_done stranded
-    guarded impatient leaving
     prefilled prefilled_most
     free_slot used_slots engine_slots
-    series_rows series_step
+    series_rows series_step guarded impatient leaving
     stall_sum stall_carry stalls_used mixes_used
     batch_rows allocation_rows
     """

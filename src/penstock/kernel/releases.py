@@ -9,6 +9,7 @@ from penstock.kernel.apart import A_WORLD, NUMBER, apart
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.lists import insert_in_order, pop, push
 from penstock.kernel.records import World
+from penstock.kernel.tries import ask_in
 
 
 @apart(types.void(A_WORLD, NUMBER, NUMBER))
@@ -45,6 +46,8 @@ def wait_in_front(world: World, request: int) -> Any:
         return 0
     now = world.clock[0].now
     world.reached[request] = now
+    if world.clock[0].guarded != 0:
+        ask_in(world, request)
     if world.front[request] == 0:
         return 0
     pool = world.pools[world.stages[world.rows[request].stage].pool]

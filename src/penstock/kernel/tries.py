@@ -1,11 +1,41 @@
-"""Requests whose try has failed: they begin anew, or are lost with all that would come after."""
+"""Tries of requests: they begin, and where one has failed the request begins anew, or is lost with
+all that would come after.
+"""
 
 from typing import Any
 
 import numpy as np
 
 from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.due_epochs import NEVER
+from penstock.kernel.lists import push
 from penstock.kernel.records import LOST, NONE_YET, World
+
+
+@uncounted()
+def ask_in(world: World, request: int) -> None:
+    """Let a client ask, from now on for as long as its patience lasts."""
+    clock, trial = world.clock[0], world.tries[request]
+    world.stages[world.rows[request].stage].offered += 1
+    if trial.came < 0:
+        trial.came = clock.now
+    trial.first_until = min(clock.now + trial.patience_first, NEVER)
+    trial.whole_until = min(clock.now + trial.patience_whole, NEVER)
+    until = min(trial.first_until, trial.whole_until)
+    if until < NEVER and trial.is_listed == 0:
+        await_end(world, request, until)
+    elif until < NEVER:  # seldom: from a try that was refused to make way
+        for place in range(clock.leaving):
+            if world.leaves[place, 1] == request and world.leaves[place, 0] > until:
+                push(world.leaves, place, until, request)
+
+
+@uncounted(inline=True)
+def await_end(world: World, request: int, tick: int) -> None:
+    """Let a client be looked at again at a tick."""
+    push(world.leaves, world.clock[0].leaving, tick, request)
+    world.clock[0].leaving += 1
+    world.tries[request].is_listed = 1
 
 
 @uncounted()
