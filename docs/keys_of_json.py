@@ -12,6 +12,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, TypedDict
 
+from penstock.capacity.queue_limit import RecommendedLimit
 from penstock.capacity.recommendation import Recommendation
 from penstock.capacity.region import LoadInRegion
 from penstock.capacity.side_by_side import MaxRates
@@ -20,6 +21,7 @@ from penstock.checking.closed_loop import ClosedAnswer
 from penstock.checking.command_choices import Measured
 from penstock.checking.comparison import NetworkComparison, ServerComparison
 from penstock.checking.one_run import OneRun
+from penstock.checking.overload import OverloadAnswer
 from penstock.live import reading
 from penstock.measuring.calibration.calibration import Calibration
 from penstock.measuring.diagnosis.diagnose import Diagnosis
@@ -34,12 +36,12 @@ from penstock.theory import mean_backlog
 from penstock.theory.network import cycles, loads, virtual_stations
 
 COMMANDS: dict[str, tuple[Any, ...]] = {
-    "check": (answer.Answer, ClosedAnswer),
+    "check": (answer.Answer, ClosedAnswer, OverloadAnswer),
     "compare": (ServerComparison, NetworkComparison),
     "simulate": (OneRun,),
     "region": (LoadInRegion,),
     "max-rate": (MaxRates,),
-    "recommend": (Recommendation,),
+    "recommend": (Recommendation, RecommendedLimit),
     "plan": (Answers,),
     "sweep": (),
     "hardware": (ModelOnGpus,),

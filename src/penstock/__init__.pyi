@@ -2,6 +2,7 @@
 
 from .auditing.audit import Audit, audit
 from .capacity.max_rate import MaxRate, max_rate
+from .capacity.queue_limit import RecommendedLimit, recommend_queue
 from .capacity.recommend import recommend
 from .capacity.recommendation import Recommendation
 from .checking.answer import Answer
@@ -10,6 +11,7 @@ from .checking.closed_loop import ClosedAnswer
 from .checking.comparison import NetworkComparison, compare_networks, compare_orders
 from .checking.enough_requests import estimate, estimate_latency
 from .checking.latency import SteadyState, steady_state
+from .checking.overload import OverloadAnswer
 from .checking.stability import Stability
 from .checking.targets import Target
 from .checking.verdict import verdict
@@ -102,6 +104,7 @@ __all__ = [
     "NetworkComparison",
     "Order",
     "Outage",
+    "OverloadAnswer",
     "Patience",
     "PiecewiseConstant",
     "Plan",
@@ -109,6 +112,7 @@ __all__ = [
     "Pool",
     "QueueLimit",
     "Recommendation",
+    "RecommendedLimit",
     "Region",
     "Router",
     "Run",
@@ -146,6 +150,7 @@ __all__ = [
     "read_sessions",
     "read_trace",
     "recommend",
+    "recommend_queue",
     "region",
     "router",
     "search_space",

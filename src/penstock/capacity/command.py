@@ -102,7 +102,7 @@ def max_rate(
     form.show(answer.page(chosen, varied(axes)), answer.as_dict())
 
 
-@command("recommend", form="strict")
+@command("recommend", form="figures report strict")
 def recommend(
     scenario: Path,
     *,
@@ -130,6 +130,8 @@ def recommend(
     from penstock.checking.variants import values_of
     from penstock.show.compiling import simulating
 
+    if form.figures is not None and not queue:
+        raise InputError("recommend draws the limits of --queue alone; leave out --figures")
     if queue:
         _recommend_queue(chosen, options, has_length, form)
         return

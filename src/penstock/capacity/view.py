@@ -23,7 +23,7 @@ from penstock.checking.view_parts import (
 from penstock.scenario.scenario import Scenario
 from penstock.show.answers import cell, page_of, table
 from penstock.show.page import MOST_LINES, Fact, Figure, Line, Page, Section, Table
-from penstock.show.plot import Axis, By, mark, plot
+from penstock.show.plot import COLOURS, Axis, By, mark, plot
 from penstock.system.prefix_cache import front_notes
 from penstock.theory.exact_region import ExactRegion
 from penstock.theory.operating_point import OperatingPoint
@@ -308,9 +308,11 @@ def _curve(tried: Sequence[LimitAt]) -> Figure:
             "targets": [kept[at.met] for at in tried],
         }
     )
+    looks = {"kept": (COLOURS[0], "circle"), "missed": (COLOURS[1], "cross")}
+    by = By("targets", looks, "Targets", look="color shape")
     marks = (
         mark("line", "limit", "goodput", color="#888"),
-        mark("point", "limit", "goodput", By("targets", list(kept.values()), "Targets"), size=50),
+        mark("point", "limit", "goodput", by),
     )
     what = tried[0].kind.replace("_", " ")
     x = Axis(f"Limit on {what}", log=True)

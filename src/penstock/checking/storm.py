@@ -148,7 +148,8 @@ class _Trial:
 
 
 def _path(run: Run) -> Floats:
-    """Return seconds and requests served per second, at instants of a run."""
+    """Return seconds and requests served per second, at instants while some arrive."""
     finish = recorded(run.rows, "requests").finish
-    counts, edges = np.histogram(finish[finish >= 0] * run.tick_s, _BINS)
+    while_some_arrive = 0.0, run.last_arrival * run.tick_s
+    counts, edges = np.histogram(finish[finish >= 0] * run.tick_s, _BINS, while_some_arrive)
     return np.column_stack([edges[1:], counts / np.diff(edges)])
