@@ -79,7 +79,7 @@ def test_json_and_page_have_the_answer():
     assert document["rates"]["carried"] == answer.rates.carried
     assert document["tries"].keys() == {"offered", "admitted", "refused", "left"}
     assert document["storm"] is None
-    head = [line.word for line in answer.page().head]
+    head = [line.label for line in answer.page().head]
     assert head[:4] == ["check", "stable", "Served", "Lost"]
 
 
@@ -110,7 +110,7 @@ RETRIES = ps.Patience(ttft_ms=10_000, retries=5, jitter=0.5)
 
 
 def test_a_burst_brings_a_server_into_a_storm_of_retries_that_lasts():
-    """Brute force finds both states: with a burst twice as large as the one that is named it stays bad, with half not."""
+    """Brute force finds both states: twice the burst that is named leaves it bad, half of it does not."""
     workload = CHAT.with_rate(4.6).with_patience(RETRIES)
     found = storm((workload, VLLM), lambda share: None)
     assert found is not None

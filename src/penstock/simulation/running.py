@@ -178,8 +178,11 @@ class Running:
         """Take note of when the last of a closed loop came; refuse one that cannot be counted."""
         session = self.session
         jobs = session.arrivals.size
-        guarded = [rows for rows in self.rows if rows.failed is not None]
-        lost = sum(np.unique(rows.jobs.job[rows.failed > 0]).size for rows in guarded)
+        lost = sum(
+            np.unique(rows.jobs.job[rows.failed > 0]).size
+            for rows in self.rows
+            if rows.failed is not None
+        )
         if session.stop == NEVER and finished + lost < jobs:
             raise InputError(
                 f"{jobs:,} requests of {loop.pace} take more ticks of {session.tick_s:g} s than "
