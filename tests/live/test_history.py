@@ -47,6 +47,22 @@ def test_requests_turned_away_have_arrived():
     assert taken(first, second).intervals[0].arrivals == 10
 
 
+def test_requests_refused_are_counted_from_the_first_on():
+    """The engine's counter does not exist before it refuses one."""
+    history = taken(FIRST, later(finished=7), dataclasses.replace(later(10, finished=9), refused=3.0))
+    assert history.refused_per_s == 3 / 10
+    assert taken(FIRST, later(finished=7)).refused_per_s is None
+
+
+def test_who_had_a_first_token_and_neither_finished_nor_runs_has_left():
+    """30 first tokens, 15 finished, 5 to 8 of the others run: at least 7 have left in 5 s."""
+    grown = {"first_tokens": 30, "prompt_tokens": 3_000, "output_tokens": 900}
+    assert taken(FIRST, later(finished=15, running=1, **grown)).left_per_s == pytest.approx(7 / 5)
+    assert taken(FIRST, later(finished=24, running=1, **grown)).left_per_s == 0.0
+    unknown = dataclasses.replace(later(finished=15, **grown), first_tokens=None)
+    assert taken(FIRST, unknown).left_per_s is None
+
+
 @pytest.mark.parametrize("counter", ["finished", "first_tokens", "output_tokens", "batches"])
 def test_a_counter_that_falls_is_an_engine_that_started_anew(counter):
     restarted = later(finished=3, first_tokens=3, prompt_tokens=300, output_tokens=50, batches=5)

@@ -6,6 +6,7 @@ series, then a finer one around the best of those that keep the targets for whom
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
@@ -13,13 +14,12 @@ import numpy as np
 
 from penstock import checks
 from penstock.capacity.recommend import REQUESTS
-from penstock.checking.goodput import own_latency, within
-from penstock.checking.targets import Target, parsed_targets, share
+from penstock.checking.goodput import good_jobs, samples, statistic_s
+from penstock.checking.targets import Target, parsed_targets
 from penstock.errors import InputError
 from penstock.fields import keys_of
 from penstock.show.answers import AsData, Meaning, Shown, computed
 from penstock.simulation.progress import Progress, part_of
-from penstock.simulation.rows import recorded
 from penstock.simulation.simulate import simulate
 from penstock.system.kinds import OfSystem, refuse_all_but_a_server
 from penstock.system.prefix_cache import as_serving
@@ -200,18 +200,19 @@ class _Study:
         of_queue = None if limit is None else QueueLimit(**{kind: limit})
         server = dataclasses.replace(self.server, queue_limit=of_queue)
         run = simulate(workload, server, requests=self.requests, drain=True)
-        rows = recorded(run.rows, "requests").where(slice(int(_WARM_UP * self.requests), None))
-        ttft, gaps, e2e = own_latency(
-            rows.arrival, rows.first_token, rows.finish, rows.output_tokens, run.tick_s
+        counted = np.arange(run.arrived) >= _WARM_UP * self.requests
+        served = counted & (run.finish >= 0)
+        good = good_jobs(run, self.targets) & served
+        latency = tuple(
+            statistic_s(samples(run, served, of.metric), of.statistic, run.tick_s)
+            if served.any()
+            else math.inf
+            for of in self.targets
         )
-        served = rows.finish >= 0
-        good = served & within(self.targets, ttft, gaps, e2e)
-        samples = {"ttft_s": ttft, "tbt_s": gaps, "tpot_s": gaps, "e2e_s": e2e}
-        latency = tuple(_statistic(of, samples[of.metric][served]) for of in self.targets)
         refused = 0 if run.tries is None else int(run.tries.refused.sum())
         offered = run.arrived if run.tries is None else int(run.tries.offered.sum())
         met = all(value <= of.limit_s for value, of in zip(latency, self.targets, strict=True))
-        goodput = float(good.mean()) * workload.rate
+        goodput = good.sum() / counted.sum() * workload.rate
         return LimitAt(kind, limit, times, workload.rate, refused / offered, goodput, latency, met)
 
     def room(self, at: LimitAt) -> bool:
@@ -251,12 +252,3 @@ def _climb(look: Callable[[float], LimitAt], first: float, progress: Progress) -
             return
         limit *= _COARSE
         progress(0.5)
-
-
-def _statistic(target: Target, seconds: np.ndarray) -> float:
-    """Return what a target limits, of those who are served; infinite where nobody is."""
-    if not seconds.size:
-        return float("inf")
-    if target.statistic == "mean":
-        return float(seconds.mean())
-    return float(np.quantile(seconds, share(target.statistic)))

@@ -8,9 +8,10 @@ import numpy.typing as npt
 
 from penstock.checking.batch_means import BATCHES, LEAST_REQUESTS
 from penstock.checking.latency import SteadyState
-from penstock.checking.targets import Estimate, Target
-from penstock.inputs.arrays import Floats
+from penstock.checking.targets import Estimate, Target, share
+from penstock.inputs.arrays import Bools, Floats
 from penstock.simulation import intervals
+from penstock.simulation.distribution import Distribution
 from penstock.simulation.rows import recorded
 from penstock.simulation.run import Run
 
@@ -79,3 +80,19 @@ def good_jobs(run: Run, targets: Sequence[Target]) -> npt.NDArray[np.bool_]:
     e2e = np.where(run.finish < 0, np.inf, (run.finish - run.arrival) * run.tick_s)
     good = within(targets, ttft, gaps, e2e[jobs.job])
     return np.asarray(np.bincount(jobs.job[~good], minlength=run.finish.size) == 0)
+
+
+def samples(run: Run, chosen: Bools, metric: str) -> Distribution:
+    """Return latencies of some requests in ticks; times between tokens are those of all."""
+    if metric == "tbt_s":
+        return run.gaps
+    rows = recorded(run.rows, "requests").where(chosen)
+    if metric == "tpot_s":
+        return Distribution.of(rows.tpot)
+    until = rows.first_token if metric == "ttft_s" else rows.finish
+    return Distribution.of(until - rows.arrival)
+
+
+def statistic_s(samples: Distribution, statistic: str, tick_s: float) -> float:
+    """Return the mean or a percentile of samples in ticks, seconds."""
+    return (samples.mean if statistic == "mean" else samples.quantile(share(statistic))) * tick_s

@@ -144,16 +144,7 @@ def overload_answer(
     else:
         run = simulate(system, jobs=count, until=until, seed=seed, drain=True, progress=shown)
     served = np.flatnonzero(run.finish >= 0)
-    kept = recorded(run.rows, "requests")
-    told = dataclasses.replace(
-        run,
-        rows=dataclasses.replace(
-            kept.where(kept.jobs.requests_of(served)), of_jobs=kept.jobs.taken(served)
-        ),
-        ends=None if run.ends is None else run.ends.where(served),
-        arrived=served.size,
-        allocation_rows=None,
-    )
+    told = dataclasses.replace(run.where(served), arrived=served.size)
     latency = steady_state(told, targets=targets)
     good = None
     if targets:

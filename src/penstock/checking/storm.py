@@ -7,7 +7,6 @@ there are two states. A run fell if it loses more than the middle of both.
 """
 
 import dataclasses
-import functools
 import math
 from typing import Annotated, ClassVar
 
@@ -27,7 +26,7 @@ from penstock.words import span_of_time
 from penstock.workload.workload import Workload
 
 _ARRIVALS = 12_000  # of a run, a quarter of them before the burst
-_LARGEST = 0.25  # of the arrivals, all at once: a burst that is as large as can be
+_LARGEST = _ARRIVALS // 4  # all at once: a burst that is as large as can be
 _APART = 0.2  # share of those who come by which the two states differ at least
 _RUNS = 5  # each with a seed of its own
 _FASTER, _RATE, _BURST = 1.05, 0.02, 0.05  # steps and shares of the searches
@@ -80,71 +79,51 @@ def storm(system: System, progress: Progress) -> Storm | None:
     if patience is None or not patience.retries or process is None or not process.iid:
         return None
     trial = _Trial(workload, server)
-    largest = math.ceil(_LARGEST * _ARRIVALS)
-    if trial.lost(workload.rate, largest, 0) < trial.before + _APART:
+    rate = workload.rate
+    before, after = trial.lost(rate, 0), trial.lost(rate, _LARGEST)
+    if np.median(after) < np.median(before) + _APART:
         return None
+    middle = (np.median(before) + np.median(after)) / 2
+
+    def fell(rate: float, burst: int) -> int:
+        """Return how many runs lose more than the middle of both states."""
+        return int((trial.lost(rate, burst) > middle).sum())
+
     progress(0.2)
-    burst = math.ceil(bisected(trial.stays, 1.0, largest, 2.0, _BURST))
-    if burst >= largest * (1 - _BURST) or not trial.holds(workload.rate):
+    burst = math.ceil(
+        bisected(lambda n: fell(rate, math.ceil(n)) <= _RUNS / 2, 1.0, _LARGEST, 2.0, _BURST)
+    )
+    if burst >= _LARGEST * (1 - _BURST) or fell(rate, 0) > 0:
         return None
     progress(0.5)
-    holds = bisected(trial.holds, workload.rate, 2 * workload.rate, _FASTER, _RATE)
-    slower = bisected(lambda n: not trial.heals(workload.rate / n), 1.0, 64.0, _FASTER, _RATE)
-    calm, tipped = (trial.run(workload.rate, size, 0) for size in (0, 2 * burst))
-    held_s = (1 - 1 / 4) * _ARRIVALS / workload.rate
+    holds = bisected(lambda r: fell(r, 0) == 0, rate, 2 * rate, _FASTER, _RATE)
+    slower = bisected(lambda n: fell(rate / n, _LARGEST) > _RUNS / 2, 1.0, 64.0, _FASTER, _RATE)
+    calm, tipped = (_path(trial.run(rate, size, 0)) for size in (0, 2 * burst))
     return Storm(
-        trial.before, trial.after, burst, holds, workload.rate / slower / (1 + _RATE), held_s,
-        _path(calm), _path(tipped), 2 * burst,
+        float(np.median(before)), float(np.median(after)), burst, holds,
+        rate / slower / (1 + _RATE), 0.75 * _ARRIVALS / rate, calm, tipped, 2 * burst,
     )  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class _Trial:
     """Runs of a server at some rates, without a burst and with one."""
 
     workload: Workload
     server: Server
 
-    @functools.cached_property
-    def before(self) -> float:
-        """Share that is lost without a burst."""
-        return float(np.median([self.lost(self.workload.rate, 0, s) for s in range(_RUNS)]))
-
-    @functools.cached_property
-    def after(self) -> float:
-        """Share that is lost long after a burst that is as large as can be."""
-        largest = math.ceil(_LARGEST * _ARRIVALS)
-        return float(np.median([self.lost(self.workload.rate, largest, s) for s in range(_RUNS)]))
-
     def run(self, rate: float, burst: int, seed: int) -> Run:
         """Run from empty, with so many requests more at once after a quarter of the arrivals."""
-        whole = with_burst(self.workload, rate, _ARRIVALS, burst, seed)
-        return simulate(whole, self.server)
+        return simulate(with_burst(self.workload, rate, _ARRIVALS, burst, seed), self.server)
 
-    def lost(self, rate: float, burst: int, seed: int) -> float:
-        """Return which share of the last quarter of the requests is lost."""
-        failed = recorded(self.run(rate, burst, seed).rows, "requests").failed
-        assert failed is not None
-        last = failed[-_ARRIVALS // 4 :]
-        return float(np.isin(last, (-REFUSED, -LEFT)).mean())
-
-    def fell(self, rate: float, burst: int, seed: int) -> bool:
-        """Return whether a run loses more than the middle of both states."""
-        return self.lost(rate, burst, seed) > (self.before + self.after) / 2
-
-    def holds(self, rate: float) -> bool:
-        """Return whether no run falls without a burst."""
-        return not any(self.fell(rate, 0, seed) for seed in range(_RUNS))
-
-    def stays(self, burst: float) -> bool:
-        """Return whether at least half of the runs with a burst heal."""
-        rate, size = self.workload.rate, math.ceil(burst)
-        return sum(self.fell(rate, size, seed) for seed in range(_RUNS)) <= _RUNS / 2
-
-    def heals(self, rate: float) -> bool:
-        """Return whether most runs heal that fell, where the load falls to a rate."""
-        largest = math.ceil(_LARGEST * _ARRIVALS)
-        return sum(self.fell(rate, largest, seed) for seed in range(_RUNS)) <= _RUNS / 2
+    def lost(self, rate: float, burst: int) -> Floats:
+        """Return which share of the last quarter of the requests each run loses."""
+        shares = []
+        for seed in range(_RUNS):
+            failed = recorded(self.run(rate, burst, seed).rows, "requests").failed
+            assert failed is not None
+            shares.append(np.isin(failed[-_ARRIVALS // 4 :], (-REFUSED, -LEFT)).mean())
+        return np.array(shares)
 
 
 def _path(run: Run) -> Floats:

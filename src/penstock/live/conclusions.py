@@ -53,8 +53,10 @@ def conclude(states: list[State], settings: Settings, ahead: bool = True) -> Rea
         iterations=None if fitted_server.seen is None else fitted_server.seen.batches,
         preempted=_known_sum(_last(states, "preempted")),
         preemptions_per_s=_sum(
-            [s.preemptions_per_s for s in states if s.preemptions_per_s is not None], len(states)
+            _known(s.history.rate_of("preemptions") for s in states), len(states)
         ),
+        refused_per_s=_known_sum(_known(s.history.refused_per_s for s in states)),
+        left_per_s=_known_sum(_known(s.history.left_per_s for s in states)),
         notes=notes(everyone, states, lengths, settings),
     )
     if arrivals is not None:
@@ -377,13 +379,16 @@ def _backlog(states: list[State], lengths: Lengths) -> float | None:
 def _last(states: list[State], name: str) -> list[float]:
     """Return what the last scrapes say, where they say it."""
     scrapes = [state.history.last for state in states if state.history.last is not None]
-    values = [getattr(scrape, name) for scrape in scrapes]
-    return [value for value in values if value is not None]
+    return _known(getattr(scrape, name) for scrape in scrapes)
 
 
 def _sum(values: list[float], engines: int) -> float | None:
     """Return a sum, if every engine has its part in it."""
     return sum(values) if len(values) == engines else None
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def _known_sum(values: list[float]) -> float | None:

@@ -1,6 +1,7 @@
 """What happened between two scrapes, and what of it can be believed."""
 
 import dataclasses
+import itertools
 
 from penstock.live.scrape import COUNTERS, GAUGES, LARGEST, Scrape
 
@@ -96,6 +97,38 @@ class History:
         del self.intervals[:-_KEPT]
         return interval
 
+    def rate_of(self, counter: str) -> float | None:
+        """Return by how much a counter grew per second, None if it is not known."""
+        changes = [interval.change(counter) for interval in self.intervals]
+        known = [change for change in changes if change is not None]
+        if not changes or len(known) < len(changes):
+            return None
+        return sum(known) / sum(interval.seconds for interval in self.intervals)
+
+    @property
+    def refused_per_s(self) -> float | None:
+        """Requests/s that the engine refused; None if it does not say."""
+        if not self.intervals or self.intervals[-1].end.refused is None:
+            return None
+        refused = sum(_refused(interval.begin, interval.end) for interval in self.intervals)
+        return refused / sum(interval.seconds for interval in self.intervals)
+
+    @property
+    def left_per_s(self) -> float | None:
+        """Requests/s, at least, that got a first token, and neither finished nor run: their clients
+        have left; None if it is not known.
+        """
+        first, finished = self.rate_of("first_tokens"), self.rate_of("finished")
+        following = [interval.begin for interval in self.intervals[1:]]
+        ends = [interval.end for interval in self.intervals]
+        # Who runs at the end of each stretch without a gap may finish yet.
+        ends = [end for end, begin in itertools.zip_longest(ends, following) if begin is not end]
+        running = [end.running + _SLACK for end in ends if end.running is not None]
+        if first is None or finished is None or len(running) < len(ends):
+            return None
+        seconds = sum(interval.seconds for interval in self.intervals)
+        return max(first - finished - sum(running) / seconds, 0.0)
+
     def _note_gap(self, seconds: float) -> None:
         """Say when scrapes are missing: what came and left between them is known all the same."""
         if self._gaps and seconds > _LOST * sorted(self._gaps)[len(self._gaps) // 2]:
@@ -137,8 +170,12 @@ def _arrivals(before: Scrape, after: Scrape) -> float | None:
     ends = (before.finished, before.running, before.waiting)
     if None in ends or None in (after.finished, after.running, after.waiting):
         return None
-    refused = (after.refused or 0.0) - (before.refused or 0.0)
-    return _seen(after) - _seen(before) + max(refused, 0.0)
+    return _seen(after) - _seen(before) + _refused(before, after)
+
+
+def _refused(before: Scrape, after: Scrape) -> float:
+    """Return the requests that were refused: the counter begins with the first of them."""
+    return max((after.refused or 0.0) - (before.refused or 0.0), 0.0)
 
 
 def _seen(scrape: Scrape) -> float:

@@ -182,6 +182,15 @@ class Reading:
         "Requests/s.", COMES, "Arrivals", lambda of: f"requests/s, since {clock(of.since_s)}",
         unknown=_ASK,
     )] = None  # fmt: skip
+    refused_per_s: Annotated[float | None, Meaning(
+        "Requests/s of them that the engine refused.", COMES, "Refused",
+        "requests/s of them, on arrival", shows=lambda of: of.refused_per_s or None,
+    )] = None  # fmt: skip
+    left_per_s: Annotated[float | None, Meaning(
+        "Requests/s, at least, whose clients left after the first token.", COMES, "Left",
+        "requests/s at least, by clients who had a first token",
+        shows=lambda of: of.left_per_s or None,
+    )] = None  # fmt: skip
     changes: Annotated[tuple[Change, ...], Meaning(
         "Of the arrival rate.", COMES, shows=lambda of: [
             fact("  changed", each.after, f"from {digits(each.before)}, at {clock(each.time_s)}")

@@ -72,7 +72,6 @@ class State:
     pace: Pace | None
     server: Server | None
     carried: dict[str, Carried]
-    preemptions_per_s: float | None
     stretches: int
     fitted_server: FittedServer
 
@@ -132,11 +131,6 @@ class Engine:
             carried = self._carried(server, means)
         if not carried:
             carried = self._seen()
-        preempted = [each.change("preemptions") for each in self.history.intervals]
-        watched = sum(each.seconds for each in self.history.intervals)
-        rate = None
-        if preempted and None not in preempted:
-            rate = sum(value or 0.0 for value in preempted) / watched
         return State(
             history=self.history,
             arrivals=arrivals,
@@ -145,7 +139,6 @@ class Engine:
             pace=speed,
             server=server,
             carried=carried,
-            preemptions_per_s=rate,
             stretches=self._stretches,
             fitted_server=self._fitted_server,
         )

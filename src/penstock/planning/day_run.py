@@ -7,11 +7,12 @@ from typing import Annotated
 
 import numpy as np
 
+from penstock.checking.goodput import samples, statistic_s
 from penstock.checking.targets import Target, statistics_of
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools
 from penstock.planning.deployment import Deployment
-from penstock.planning.job_run import decoding, samples, statistic_s
+from penstock.planning.job_run import decoding
 from penstock.planning.rates import RateProfile
 from penstock.show.answers import Meaning
 from penstock.simulation.distribution import Distribution

@@ -17,7 +17,7 @@ import numpy as np
 from penstock.checking.batch_means import GAP_SECTIONS
 from penstock.checking.enough_requests import estimate
 from penstock.checking.flood_test import flood_test
-from penstock.checking.goodput import goodput, goodput_share, own_latency, within
+from penstock.checking.goodput import goodput, goodput_share, own_latency, statistic_s, within
 from penstock.checking.latency import steady_state
 from penstock.checking.stability import Outcome
 from penstock.checking.targets import Estimate, JudgedData, Judgement, share
@@ -26,7 +26,6 @@ from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 from penstock.planning.aim import Aim
 from penstock.planning.deployment import Deployment
-from penstock.planning.job_run import statistic_s
 from penstock.planning.share import share_of
 from penstock.show.answers import Meaning, computed
 from penstock.simulation.intervals import merged

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 import numpy as np
 
 from penstock import checks
-from penstock.checking.targets import Estimate, Judgement, Target, parsed_targets, share
+from penstock.checking.goodput import samples, statistic_s
+from penstock.checking.targets import Estimate, Judgement, Target, parsed_targets
 from penstock.errors import InputError
 from penstock.fields import Checked, Range
 from penstock.inputs.arrays import Bools, Floats
@@ -17,7 +18,6 @@ from penstock.planning.aim import CONFIDENCE, together
 from penstock.planning.deployment import Deployment
 from penstock.planning.rates import HOUR_S
 from penstock.show.answers import Meaning, computed, texts
-from penstock.simulation.distribution import Distribution
 from penstock.simulation.intervals import merged, student
 from penstock.simulation.rows import recorded
 from penstock.simulation.run import Run
@@ -292,22 +292,6 @@ def decoding(run: Run, chosen: Bools) -> tuple[int, int]:
     rows = recorded(run.rows, "requests").where(chosen)
     gaps = int(rows.output_tokens.sum(dtype=np.int64)) - rows.arrival.size
     return int((rows.finish - rows.first_token).sum()), gaps
-
-
-def samples(run: Run, chosen: Bools, metric: str) -> Distribution:
-    """Return latencies of some requests in ticks; times between tokens are those of all."""
-    if metric == "tbt_s":
-        return run.gaps
-    rows = recorded(run.rows, "requests").where(chosen)
-    if metric == "tpot_s":
-        return Distribution.of(rows.tpot)
-    until = rows.first_token if metric == "ttft_s" else rows.finish
-    return Distribution.of(until - rows.arrival)
-
-
-def statistic_s(samples: Distribution, statistic: str, tick_s: float) -> float:
-    """Return the mean or a percentile of samples in ticks, seconds."""
-    return (samples.mean if statistic == "mean" else samples.quantile(share(statistic))) * tick_s
 
 
 def _estimate(values: Sequence[float], confidence: float, *, of_next: bool = False) -> Estimate:

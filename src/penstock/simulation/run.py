@@ -214,11 +214,15 @@ class Run:
         rows = self.rows
         if not self.dropped or rows is None or rows.dropped is None:
             return self
-        jobs = np.flatnonzero(~rows.dropped[rows.jobs.first_request[:-1]])
-        fitted = rows.where(~rows.dropped)
+        return self.where(np.flatnonzero(~rows.dropped[rows.jobs.first_request[:-1]]))
+
+    def where(self, jobs: Ints) -> "Run":
+        """Return the run with the rows of some jobs alone."""
+        rows = recorded(self.rows, "requests")
+        of_them = rows.where(rows.jobs.requests_of(jobs))
         return dataclasses.replace(
             self,
-            rows=dataclasses.replace(fitted, of_jobs=rows.jobs.taken(jobs), dropped=None),
+            rows=dataclasses.replace(of_them, of_jobs=rows.jobs.taken(jobs), dropped=None),
             ends=None if self.ends is None else self.ends.where(jobs),
             allocation_rows=None,
         )
