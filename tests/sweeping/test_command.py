@@ -104,7 +104,7 @@ def test_a_sweep_of_bad_points_leaves_nothing_that_refuses_the_corrected_one(
     ("words", "said"),
     [
         (("--vary", "server.token_budgt=1,2"), "did you mean 'server.token_budget'"),
-        (("--vary", "server.max_num_queued_tokens=1,2"), "turned away or aborted are not modelled"),
+        (("--vary", "server.max_num_queued_tokens=1,2"), "`queue_limit: {max_num_queued_tokens: ...}`"),
         (("--vary", "server.token_budget"), "FIELD=VALUES|names no field and values"),
         (("--vary", "workload.poisson.rate=1:2"), "--sample"),
         (("--vary", "workload.poisson.rate=1,2", "--out", "t.txt"), "neither .parquet nor .csv"),

@@ -86,7 +86,8 @@ def test_what_a_hint_says_can_be_put_into_a_scenario(flag: str, tmp_path: Path) 
     assert parts
     for part in parts:
         place = "pool" if {"replicas", "router"} & set(part) else "server"
-        built(part, place, part.get("policy", "sarathi" if flag == "admission" else "vllm"), tmp_path)
+        policy = {"admission": "sarathi", "max_queued_requests": "sglang"}.get(flag, "vllm")
+        built(part, place, part.get("policy", policy), tmp_path)
 
 
 def test_every_flag_of_the_engines_is_answered_without_a_guess() -> None:
@@ -105,7 +106,7 @@ def test_no_flag_stands_twice_in_a_table(table: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("flag", "said"),
     [
-        ("max_num_queued_tokens", "turned away or aborted are not modelled"),
+        ("max_num_queued_tokens", "`queue_limit: {max_num_queued_tokens: ...}`"),
         ("num_scheduler_steps", "vLLM 0.33 has it no more"),
         ("kv_cache_dtype", "`hardware: {model: ..., gpu: ..., kv_precision: ...}`"),
         ("schedule_conservativeness", "`policy: sglang, policy_params: {schedule_conservativeness: ...}`"),

@@ -7,7 +7,7 @@ series, then a finer one around the best of those that keep the targets for whom
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -222,7 +222,6 @@ class _Study:
 
     def curve(self, kind: str, progress: Progress) -> list[LimitAt]:
         """Return limits of a kind that were tried at the largest load."""
-        mean = self.workload.mean_prompt if kind == "prompt_tokens" else 1.0
         tried: dict[int, LimitAt] = {}
 
         def look(limit: float) -> LimitAt:
@@ -231,24 +230,22 @@ class _Study:
                 tried[whole] = self.at(kind, whole, LOADS[-1])
             return tried[whole]
 
-        _climb(look, mean, progress)
-        around = _best(list(tried.values())).limit or mean
+        # Ever larger ones, until targets are missed with less and less goodput, or nobody is
+        # refused.
+        limit = self.workload.mean_prompt if kind == "prompt_tokens" else 1.0
+        most, worse = 0.0, 0
+        while worse < 3 and limit < _MOST:
+            at = look(limit)
+            worse = worse + 1 if not at.met and at.goodput < most else 0
+            most = max(most, at.goodput)
+            if not at.refused:
+                break
+            limit *= _COARSE
+            progress(0.5)
+        around = _best(list(tried.values())).limit
+        assert around is not None
         steps = int(np.log(_COARSE) / np.log(_FINE))
         for step in range(-steps, steps + 1):
             look(around * _FINE**step)
         progress(1.0)
         return list(tried.values())
-
-
-def _climb(look: Callable[[float], LimitAt], first: float, progress: Progress) -> None:
-    """Look at ever larger limits, until targets are missed with less and less goodput."""
-    best, worse, limit = 0.0, 0, first
-    while worse < 3 and limit < _MOST:
-        at = look(limit)
-        worse = worse + 1 if not at.met and at.goodput < best else 0
-        same = not at.refused
-        best = max(best, at.goodput)
-        if same:  # larger ones refuse nobody either
-            return
-        limit *= _COARSE
-        progress(0.5)

@@ -23,9 +23,10 @@ from penstock.simulation.rows import recorded
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.kinds import OfSystem, System, asked_about, unguarded
+from penstock.system.server import Server
 from penstock.theory.certify import certify
 from penstock.theory.overload import least_lost
-from penstock.workload.workload import ClosedLoop
+from penstock.workload.workload import ClosedLoop, Workload
 
 if TYPE_CHECKING:
     from penstock.system.network import Network
@@ -59,7 +60,9 @@ class TriesPerS(AsData):
 class OverloadAnswer(OfSystem, OfLatency, Shown):
     """What is known about a system that refuses some, or whose clients leave."""
 
-    system: Annotated[System, Meaning("What was asked about.", key=None)]
+    system: Annotated[
+        "Network | tuple[Workload, Server]", Meaning("What was asked about.", key=None)
+    ]
     run: Annotated[Run, Meaning("What was simulated from empty.", key=None)]
     latency: Annotated[
         SteadyState, Meaning("Of those who are served, from their first arrival.", key=None)

@@ -80,7 +80,7 @@ def _parts() -> dict[str, list[Callable[[], object]]]:
     def addresses(names: tuple[str, ...]) -> Callable[[], object]:
         return lambda: (compiled_advance(), [apart.address(name) for name in names])
 
-    with_memory = (*apart.OF_CACHES, "note_allocations", "choose", "report")
+    with_memory = (*apart.OF_CACHES, *apart.OF_CLIENTS, "note_allocations", "choose", "report")
 
     def engine(name: str) -> list[Callable[[], object]]:
         trees = apart.OF_TREES if ENGINES[name].memory.caches_in_tree else ()

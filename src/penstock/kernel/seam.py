@@ -119,9 +119,10 @@ def _grow_first(world: World, engine: Any, pool: Any) -> None:
 def _head_tokens(world: World, engine: Any) -> Any:
     """Return the unprocessed prompt tokens of the first request in prefill."""
     if engine.prefilling > 0:
-        place = engine.slots.first
+        single = engine.prefilling == 1  # is near the end
+        place = engine.slots.last if single else engine.slots.first
         while world.slots[place].left == 0:
-            place = world.slots[place].next
+            place = world.slots[place].previous if single else world.slots[place].next
         return np.int64(world.slots[place].left)
     if engine.queue.first < 0:
         return 0

@@ -29,7 +29,8 @@ def least_lost(rate: float, capacity: float) -> float:
 
 
 def with_limit(rate: float, service_s: float, servers: int, most: int) -> Loss:
-    """Return M/M/c/K: ``servers``, and room for ``most`` requests, those in service included.
+    """Return M/M/c/K: arrivals at a ``rate``, ``servers`` that take ``service_s`` each, and room
+    for ``most`` requests, those in service included.
 
     P(n) is proportional to a^n / n! up to c, and to (a/c)^(n-c) beyond; who comes at n = K is lost
     (PASTA).
@@ -42,7 +43,8 @@ def with_limit(rate: float, service_s: float, servers: int, most: int) -> Loss:
 
 
 def with_patience(rate: float, service_s: float, servers: int, patience_s: float) -> Loss:
-    """Return M/M/c+M (Erlang A): clients wait for service, on average for so long at most.
+    """Return M/M/c+M (Erlang A): arrivals at a ``rate``, ``servers`` that take ``service_s`` each,
+    and clients who wait for ``patience_s`` at most, on average.
 
     A birth and death chain: from n > c requests go at c / S + (n - c) / P (Palm, 1957). Each
     arrival is served or leaves, so the share that leaves is waiting / (P rate).
@@ -67,7 +69,8 @@ def offered_with_retries(
     rate: float, served: Callable[[float], float], retries: float = math.inf, most: float = 100.0
 ) -> tuple[float, ...]:
     """Return the rates that are offered in the long run, retries included, rising: fixed points of
-    Lambda = rate (1 + p + ... + p^retries) with the lost share p = 1 - served(Lambda) / Lambda.
+    Lambda = ``rate`` (1 + p + ... + p^``retries``) with the lost share p = 1 - served(Lambda) /
+    Lambda.
 
     ``served`` is what is carried where so much is offered. Without an end of retries there is none
     where less is served than arrives: then ever more is offered. Where work for those who leave is
