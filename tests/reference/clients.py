@@ -11,7 +11,6 @@ else is lost with what would follow it in its job.
 import heapq
 import math
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Mapping
 
 from tests.reference.network import Network, Pool
@@ -32,7 +31,6 @@ class Clients(ABC):
 
     def __init__(self) -> None:
         self.asking: set[Request] = set()  # those whose clients wait
-        self.counts: Counter[tuple[int, str]] = Counter()  # by stage: offered, refused, left, wasted
 
     @abstractmethod
     def new_request(self, job: int, row: int) -> Request:
@@ -48,7 +46,6 @@ class Clients(ABC):
 
     def ask(self, request: Request) -> None:
         """Let a client wait from now on."""
-        self.counts[request.stage, "offered"] += 1
         if request.came is None:
             request.came = self.now
         request.first_until = self.now + request.patience_first
@@ -95,17 +92,17 @@ class Clients(ABC):
         tokens = batch.get(request, 0)
         if request in replica.running or request.is_done:
             tokens += request.computed - request.found
-        self.counts[request.stage, "wasted"] += tokens
+        request.wasted += tokens
         replica.drop(request)
         self.fail(request, "left")
 
     def fail(self, request: Request, reason: str) -> None:
         """Let a request that was refused, or left, come again, or be lost."""
-        self.counts[request.stage, reason] += 1
         self.asking.discard(request)
         backoffs = self.network.backoffs[request.stage] if self.network.backoffs else ()
         tries = request.tries
         if reason == "refused":
+            request.refusals += 1
             self.drop_home(request)
             request.ready = request.replica = None
         if tries >= len(backoffs):
@@ -115,7 +112,8 @@ class Clients(ABC):
             return
         self.drop_home(request)
         again = vars(self.new_request(request.job, request.index))
-        vars(request).update(again, came=request.came, tries=tries + 1, pending=0)
+        kept = {name: getattr(request, name) for name in ("came", "refusals", "wasted")}
+        vars(request).update(again, **kept, tries=tries + 1, pending=0)
         chance = ((request.luck + (tries + 1) * GOLDEN) % 2**32) / 2**32
         earlier = int(self.network.jitter[request.stage] * backoffs[tries] * chance)
         heapq.heappush(self.due, (self.now + max(backoffs[tries] - earlier, 1), request.index))

@@ -28,7 +28,7 @@ is unprocessed again; what it finds in a prefix cache no longer is.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock.errors import InputError
@@ -46,7 +46,6 @@ class History:
     batches: list[Batch]  # by start, then replica
     instants: list[Instant]
     end: int
-    counts: Mapping[tuple[int, str], int]  # by stage: offered, refused, left, wasted
 
 
 def simulate(
@@ -118,7 +117,7 @@ def simulate(
         now = min([*events, *wanted[:1], *([] if until is None else [until])])
     batches = [batch for replica in running.replicas for batch in replica.batches]
     batches.sort(key=lambda batch: (batch.start, batch.replica))
-    return History(running.requests, running.replicas, batches, series, now, running.counts)
+    return History(running.requests, running.replicas, batches, series, now)
 
 
 def simulate_server(

@@ -2,7 +2,8 @@
 
 A queue without a limit serves requests that nobody waits for any more; too short a one refuses what
 could be served. In between limits are tried at twice the load, on the same requests: a coarse
-series, then a finer one around the best of those that keep the targets for whom they let in.
+series, then a finer one around the best. Of those that keep the targets for whom they let in, the
+one is right with which most are served at all loads together.
 """
 
 import dataclasses
@@ -19,19 +20,21 @@ from penstock.checking.targets import Target, parsed_targets
 from penstock.errors import InputError
 from penstock.fields import keys_of
 from penstock.show.answers import AsData, Meaning, Shown, computed
-from penstock.simulation.progress import Progress, part_of
+from penstock.simulation.progress import Progress, in_parts, part_of
+from penstock.simulation.rows import recorded
 from penstock.simulation.simulate import simulate
 from penstock.system.kinds import OfSystem, refuse_all_but_a_server
 from penstock.system.prefix_cache import as_serving
 from penstock.system.queue_limit import QueueLimit
 from penstock.system.server import Server
+from penstock.words import duration
 from penstock.workload.workload import Workload
 
-LOADS = (1.0, 1.1, 1.3, 2.0)
-"""Times the load, at which it is said what a limit does; the last one is where it is chosen."""
+LOADS = (0.5, 1.0, 1.1, 1.3, 2.0)
+"""Times the load, at which it is said what a limit does; at the last one it keeps the targets."""
 
 _COARSE, _FINE = 1.5, 1.05  # ratios of limits that are tried
-_WORTH = 0.005  # share of goodput by which another kind of limit has to be better
+_STEPS = int(math.log(_COARSE) / math.log(_FINE))
 _ROOM = 0.85  # of a target, up to which a limit is safe
 _WARM_UP = 0.1  # share of the requests that are not counted
 _MOST = 2**24
@@ -41,10 +44,13 @@ _MOST = 2**24
 class LimitAt(AsData):
     """What a limit does at a load."""
 
-    kind: Annotated[str, Meaning("Of a `QueueLimit`, or ``nothing``.", name="limit on")]
-    limit: Annotated[float | None, Meaning("Its value.", name="of", format="{:,.0f}".format)]
+    kind: Annotated[
+        str,
+        Meaning("Of a `QueueLimit`, or ``as it is``: as the server is described.", name="limit on"),
+    ]
+    limit: Annotated[int | None, Meaning("Its value.", name="of", format="{:,}".format)]
     times: Annotated[float, Meaning("Times the load.", name="load x")]
-    rate: Annotated[float, Meaning("Requests/s that come.", key="arriving", name="arriving /s")]
+    rate: Annotated[float, Meaning("Requests/s that come.", key="arriving")]
     refused: Annotated[float, Meaning("Share refused.", name="refused", format="{:.0%}".format)]
     goodput: Annotated[
         float, Meaning("Requests/s that are served within the targets.", name="goodput /s")
@@ -53,12 +59,19 @@ class LimitAt(AsData):
         tuple[float, ...],
         Meaning("Of those served, what each target limits, seconds.", key="latency_s"),
     ]
-    met: Annotated[bool, Meaning("Whether those who are served have the targets.")]
+    met: Annotated[
+        bool,
+        Meaning(
+            "Whether those who are served have the targets.",
+            name="targets",
+            format=lambda met: "kept" if met else "missed",
+        ),
+    ]
 
     @computed(name="those served", key=None)
     def shown(self) -> str:
-        """The first latency that a target limits."""
-        return f"{self.latency[0]:.3g} s" if np.isfinite(self.latency[0]) else "-"
+        """The latencies that targets limit."""
+        return ", ".join(duration(of) if math.isfinite(of) else "-" for of in self.latency)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,7 +89,7 @@ class RecommendedLimit(OfSystem, Shown):
             "tokens/s of full batches, as a limit on prompt tokens."
         ),
     ]
-    without: Annotated[tuple[LimitAt, ...], Meaning("The same without a limit.")]
+    as_it_is: Annotated[tuple[LimitAt, ...], Meaning("The same of the server as it is described.")]
     curve: Annotated[
         tuple[LimitAt, ...], Meaning("All that were tried of its kind, at the largest load.")
     ]
@@ -102,7 +115,7 @@ def recommend_queue(
     server: Server,
     *,
     targets: Sequence[Target | str],
-    requests: int = REQUESTS,
+    requests: int | None = None,
     progress: Progress | None = None,
 ) -> RecommendedLimit:
     """Say which limit on the queue keeps targets for those who are served, and serves most.
@@ -110,12 +123,12 @@ def recommend_queue(
     Parameters
     ----------
     workload, server
-        What arrives, at a rate, with the patience of its clients, and what serves it; a limit that
-        the server has is set aside.
+        What arrives, at a rate, with the patience of its clients, and what serves it. Retries are
+        set aside: who comes again is part of the load.
     targets
         Upper limits of latencies, such as ``ttft_p99<2s``.
     requests
-        Arrivals of each run.
+        Arrivals of each run; of a recording as many as it has, of others 20,000.
     progress
         Called now and then with the share that is done.
 
@@ -128,51 +141,65 @@ def recommend_queue(
     limits = tuple(parsed_targets(targets))
     if not limits:
         raise InputError("a limit on the queue keeps a target; give one, such as ttft_p99<2s")
+    if requests is None:
+        requests = min(REQUESTS, workload.rows or REQUESTS)
     requests = checks.whole("requests", requests, 1_000, 10**6, "", "tails are to be told of them")
+    # A limit on the predicted TTFT is what is asked for, not a value to look for.
     kinds = [kind for kind in server.policy.queue.limits if kind != "ttft_ms"]
     if not kinds:
         raise InputError(
             f"{server.policy.name} has no limit on its queue; let the router of its pool have one "
             "(router_limit)"
         )
-    server = dataclasses.replace(as_serving(workload, server), queue_limit=None)
-    study = _Study(workload, server, limits, requests)
-    curves: dict[str, list[LimitAt]] = {}
-    for number, kind in enumerate(kinds):
-        part = part_of(progress, 0.8 * number / len(kinds), 0.8 * (number + 1) / len(kinds))
-        curves[kind] = study.curve(kind, part)
-    best = max((_best(curve) for curve in curves.values()), key=lambda at: (at.met, at.goodput))
-    if not best.met:
+    server = as_serving(workload, server)
+    study = _Study(_without_retries(workload), server, limits, requests)
+    tried = [
+        at
+        for kind, part in in_parts(part_of(progress, 0.0, 0.6), kinds)
+        for at in study.curve(kind, part)
+    ]
+    kept = [at for at in tried if at.met]
+    if not kept:
         raise InputError(
             f"no limit on the queue keeps {' and '.join(map(str, limits))} at {LOADS[-1]:g} times "
-            f"this load: the nearest has {best.shown}; ask for more, or change token budget or max "
-            "batch size"
+            f"this load: the nearest has {max(tried, key=_worth).shown}; raise the target, or "
+            "change token budget or max batch size"
         )
-    for kind in kinds:  # the first that is as good as the best
-        good = [at for at in curves[kind] if at.met and at.goodput >= (1 - _WORTH) * best.goodput]
-        if good:
-            # Of those that are as good the largest, which refuses least at lower loads; with some
-            # room, as other requests have other tails.
-            safe = [at for at in good if study.room(at)]
-            best = max(safe or good, key=lambda at: at.limit or 0)
-            break
-    assert best.limit is not None
-    limit = QueueLimit(**{best.kind: int(best.limit)})
+    # With some room, as other requests have other tails.
+    kept = [at for at in kept if study.room(at)] or kept
+    over_loads = []
+    for at, part in in_parts(part_of(progress, 0.6, 0.9), kept):
+        over_loads.append(study.at_loads(at.kind, at.limit))
+        part(1.0)
+    rows = max(over_loads, key=total)
     thumb = study.rule_of_thumb if "prompt_tokens" in kinds else None
     return RecommendedLimit(
-        (workload, server),
-        limits,
-        limit,
-        study.at_loads(best.kind, int(best.limit)),
-        () if thumb is None else study.at_loads("prompt_tokens", thumb),
-        study.at_loads("nothing", None),
-        tuple(sorted(curves[best.kind], key=lambda at: at.limit or 0)),
+        system=(workload, server),
+        targets=limits,
+        limit=QueueLimit(**{rows[-1].kind: rows[-1].limit}),
+        rows=rows,
+        thumb=() if thumb is None else study.at_loads("prompt_tokens", thumb),
+        as_it_is=study.at_loads("as it is", None),
+        curve=tuple(at for at in tried if at.kind == rows[-1].kind),
     )
 
 
-def _best(curve: Sequence[LimitAt]) -> LimitAt:
-    """Return the limit of a curve with the most goodput, of those that keep the targets if any."""
-    return max(curve, key=lambda at: (at.met, at.goodput))
+def _without_retries(workload: Workload) -> Workload:
+    """Return a workload whose clients come once."""
+    patience = workload.patience
+    if patience is None or not patience.retries:
+        return workload
+    return workload.with_patience(patience.once)
+
+
+def total(rows: Sequence[LimitAt]) -> float:
+    """Return the goodput of a limit at all loads together: what it is worth."""
+    return sum(at.goodput for at in rows)
+
+
+def _worth(at: LimitAt) -> tuple[bool, float]:
+    """Return what a limit is worth: the targets first, then who is served within them."""
+    return at.met, at.goodput
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -196,11 +223,12 @@ class _Study:
 
     def at(self, kind: str, limit: int | None, times: float) -> LimitAt:
         """Return what a limit does at so many times the load."""
-        workload = self.workload.with_rate(times * self.workload.rate)
-        of_queue = None if limit is None else QueueLimit(**{kind: limit})
-        server = dataclasses.replace(self.server, queue_limit=of_queue)
-        run = simulate(workload, server, requests=self.requests, drain=True)
-        counted = np.arange(run.arrived) >= _WARM_UP * self.requests
+        workload, server = self.workload.with_rate(times * self.workload.rate), self.server
+        if limit is not None:
+            server = dataclasses.replace(server, queue_limit=QueueLimit(**{kind: limit}))
+        run = simulate(workload, server, requests=self.requests, drain=True).served
+        rows = recorded(run.rows, "requests")
+        counted = np.arange(run.finish.size) >= _WARM_UP * run.finish.size
         served = counted & (run.finish >= 0)
         good = good_jobs(run, self.targets) & served
         latency = tuple(
@@ -209,11 +237,12 @@ class _Study:
             else math.inf
             for of in self.targets
         )
-        refused = 0 if run.tries is None else int(run.tries.refused.sum())
-        offered = run.arrived if run.tries is None else int(run.tries.offered.sum())
+        refused = 0.0
+        if rows.refusals is not None and rows.tries is not None:
+            refused = float(rows.refusals.sum() / (rows.tries + 1).sum())
         met = all(value <= of.limit_s for value, of in zip(latency, self.targets, strict=True))
-        goodput = good.sum() / counted.sum() * workload.rate
-        return LimitAt(kind, limit, times, workload.rate, refused / offered, goodput, latency, met)
+        goodput = float(good.sum() / counted.sum()) * workload.rate
+        return LimitAt(kind, limit, times, workload.rate, refused, goodput, latency, met)
 
     def room(self, at: LimitAt) -> bool:
         """Whether latencies are so far below the targets that other requests keep them, too."""
@@ -231,7 +260,7 @@ class _Study:
             return tried[whole]
 
         # Ever larger ones, until targets are missed with less and less goodput, or nobody is
-        # refused.
+        # refused; then finer steps around the best.
         limit = self.workload.mean_prompt if kind == "prompt_tokens" else 1.0
         most, worse = 0.0, 0
         while worse < 3 and limit < _MOST:
@@ -241,11 +270,9 @@ class _Study:
             if not at.refused:
                 break
             limit *= _COARSE
-            progress(0.5)
-        around = _best(list(tried.values())).limit
-        assert around is not None
-        steps = int(np.log(_COARSE) / np.log(_FINE))
-        for step in range(-steps, steps + 1):
+            progress(len(tried) / (2 * _STEPS))
+        around = max(tried.values(), key=_worth).limit or 1
+        for step, part in in_parts(part_of(progress, 0.5, 1.0), range(-_STEPS, _STEPS + 1)):
             look(around * _FINE**step)
-        progress(1.0)
-        return list(tried.values())
+            part(1.0)
+        return [tried[limit] for limit in sorted(tried)]

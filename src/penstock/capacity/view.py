@@ -27,7 +27,7 @@ from penstock.show.plot import COLOURS, Axis, By, mark, plot
 from penstock.system.prefix_cache import front_notes
 from penstock.theory.exact_region import ExactRegion
 from penstock.theory.operating_point import OperatingPoint
-from penstock.words import METRICS, seconds
+from penstock.words import METRICS, seconds, sentence
 
 
 @page_of.register
@@ -265,25 +265,21 @@ def _pruned(recommendation: Recommendation) -> Table:
 @page_of.register
 def queue_page(answer: RecommendedLimit, scenario: Scenario) -> Page:
     """Show the limit on the queue, what it does at each load, and what others do."""
-    best, thumb = answer.best, answer.thumb
-    served = f"{' and '.join(map(str, answer.targets))} holds for those who are served"
+    kept = "are kept" if len(answer.targets) > 1 else "is kept"
+    loads = "up to" if all(row.met for row in answer.rows) else "at"
+    refused = _by_load([f"{row.refused:.0%}" for row in answer.rows], " are refused")
     said = (
-        f"{answer.flags}: {served}, at up to {LOADS[-1]:g} times this load, where "
-        f"{best.refused:.0%} are refused and {best.goodput:,.4g} requests/s are served within it"
+        f"{answer.flags}: {' and '.join(map(str, answer.targets))} {kept} for those who are served "
+        f"{loads} twice this load; {refused}"
     )
     head = [*asked_of(scenario.name, scenario.system, scenario.hardware), Line("Limit", f"{said}.")]
-    if thumb:
-        kept = "keeps it, too" if thumb[-1].met else "does not keep it"
-        head.append(
-            Line(
-                "Thumb",
-                f"The rule of thumb, {thumb[0].limit:,.0f} prompt tokens, {kept}: "
-                f"{thumb[-1].goodput:,.4g} requests/s within it at {LOADS[-1]:g} times this load.",
-            )
-        )
-    none = answer.without[-1].goodput
-    head.append(Line("Without", f"{none:,.4g} requests/s within it at {LOADS[-1]:g} times it."))
-    rows = [*answer.rows, *answer.thumb, *answer.without]
+    lines = {"Serves": _served(answer.rows)}
+    lines["Without" if answer.server.queue_limit is None else "As it is"] = _served(answer.as_it_is)
+    if answer.thumb:
+        tokens = f"{answer.thumb[0].limit:,} prompt tokens"
+        lines["Thumb"] = f"{_served(answer.thumb)}, with {tokens} by the rule of thumb"
+    head += [Line(label, sentence(text)) for label, text in lines.items()]
+    at_loads = [*answer.rows, *answer.thumb, *answer.as_it_is]
     return Page(
         title=scenario.name,
         heading=heading_of(scenario.system),
@@ -291,22 +287,31 @@ def queue_page(answer: RecommendedLimit, scenario: Scenario) -> Page:
         why="each load",
         rest="all limits that were tried",
         sections=[
-            Section("At each load", tables=[table(rows)], why=True),
+            Section("At each load", tables=[table(at_loads)], why=True),
             Section("Limits that were tried", figures=lambda: [_curve(answer.curve)]),
             Section("All of them", tables=[table(answer.curve)]),
         ],
     )
 
 
+def _served(rows: Sequence[LimitAt]) -> str:
+    """Say how many are served within the targets."""
+    return _by_load([f"{row.goodput:,.4g}" for row in rows], " requests/s within the targets")
+
+
+def _by_load(shown: Sequence[str], what: str) -> str:
+    """Say what a limit does at half the load, at the load and at twice the load."""
+    by_load = dict(zip(LOADS, shown, strict=True))
+    return f"{by_load[0.5]}{what} at half of this load, {by_load[1]} at it, {by_load[2]} at twice"
+
+
 def _curve(tried: Sequence[LimitAt]) -> Figure:
     """Draw the goodput of limits, and which of them keep the targets."""
-    kept = {True: "kept", False: "missed"}
     points = pl.DataFrame(
-        {
-            "limit": [at.limit for at in tried],
-            "goodput": [at.goodput for at in tried],
-            "targets": [kept[at.met] for at in tried],
-        }
+        [
+            {"limit": at.limit, "goodput": at.goodput, "targets": "kept" if at.met else "missed"}
+            for at in tried
+        ]
     )
     looks = {"kept": (COLOURS[0], "circle"), "missed": (COLOURS[1], "cross")}
     by = By("targets", looks, "Targets", look="color shape")

@@ -103,7 +103,7 @@ def head_of_overload(answer: OverloadAnswer, scenario: Scenario | None) -> list[
     texts = {}
     if answer.latency.jobs and not answer.is_network:
         texts = {label: _latency(estimates[metric]) for metric, label in LATENCIES.items()}
-    return _fitted(lines, texts, _mind(answer.warnings), last)
+    return _fitted(lines, texts, _mind([*_lost(answer.run), *answer.warnings]), last)
 
 
 def _first_lines(

@@ -98,7 +98,7 @@ def _window(
         to_s=to_s,
         requests=here.size,
         sent_again=int((rows.tries[here] > 0).sum()),
-        lost=int((rows.failed[here] > 0).sum()),
+        lost=int((rows.failed[here] < 0).sum()),
         ttft_s=_quantiles(run, "first_token", here),
         e2e_s=_quantiles(run, "finish", here),
         ttft_without_s=_quantiles(undisturbed, "first_token", as_planned),

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 
 from penstock.checking.batch_means import OfLatency
+from penstock.checking.doubt import beyond_rows
 from penstock.checking.goodput import good_jobs, goodput_share
 from penstock.checking.latency import SteadyState, judged, steady_state
 from penstock.checking.storm import Storm, storm
 from penstock.checking.targets import Estimate, Target, TargetAnswer
-from penstock.inputs.arrays import Bools
+from penstock.inputs.arrays import Bools, Ints
 from penstock.kernel.records import LEFT, REFUSED
 from penstock.show.answers import AsData, Meaning, Shown, computed
 from penstock.simulation.progress import Progress, part_of
@@ -23,6 +24,7 @@ from penstock.simulation.rows import recorded
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.kinds import OfSystem, System, asked_about, unguarded
+from penstock.system.prefix_cache import front_notes, network_notes, unsaid
 from penstock.system.server import Server
 from penstock.theory.certify import certify
 from penstock.theory.overload import least_lost
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
     from penstock.system.network import Network
 
 _CONFIDENCE = 0.95
-_LOST = (-REFUSED, -LEFT)  # as rows have it
+_WHY = (REFUSED, LEFT)
+_LAST = 0.1  # share of the jobs, at the end, that is not counted: fewer and fewer come beside them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +54,11 @@ class TriesPerS(AsData):
     """How often requests come, those that come again included, per second."""
 
     offered: Annotated[float, Meaning("All of them.")]
-    admitted: Annotated[float, Meaning("Let in.")]
-    refused: Annotated[float, Meaning("Refused on arrival.")]
-    left: Annotated[float, Meaning("Let in, and left by their clients.")]
+    admitted: Annotated[float, Meaning("Not refused.")]
+    refused: Annotated[
+        float, Meaning("On arrival, or later to make way for one that is more urgent.")
+    ]
+    left: Annotated[float, Meaning("Left by their clients.")]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,7 +89,9 @@ class OverloadAnswer(OfSystem, OfLatency, Shown):
         Storm | None,
         Meaning("Where a burst turns into a storm of retries that does not end: both states."),
     ] = None
-    warnings: Annotated[tuple[str, ...], Meaning("What to know besides.")] = ()
+    front: Annotated[tuple[str, ...], Meaning("What to know before the answer.", key=None)] = ()
+    warnings: Annotated[tuple[str, ...], Meaning("What to know besides.", key=None)] = ()
+    latency_refused: Annotated[None, Meaning("Null.")] = None
 
     @computed()
     def verdict(self) -> str:
@@ -110,6 +117,11 @@ class OverloadAnswer(OfSystem, OfLatency, Shown):
     def lost_at_least(self) -> float:
         """Share that is lost whatever the limits and the scheduler: 1 - most / arriving."""
         return least_lost(self.rates.arriving, self.most)
+
+    @computed(key="warnings")
+    def _all_warnings(self) -> list[str]:
+        """What to know."""
+        return [*self.front, *self.warnings]
 
     @property
     def unit(self) -> str:
@@ -143,42 +155,40 @@ def overload_answer(
         certified(None)
     shown = part_of(progress, 0.0, 0.5)
     if isinstance(system, tuple):
+        front, notices = front_notes(*system), system[0].notices
         run = simulate(*system, requests=count, until=until, drain=True, progress=shown)
     else:
+        front = network_notes(system)
+        notices = tuple(notice for of in system.workflows for notice in of.notices)
         run = simulate(system, jobs=count, until=until, seed=seed, drain=True, progress=shown)
+    run = run.served
     served = np.flatnonzero(run.finish >= 0)
-    told = dataclasses.replace(run.where(served), arrived=served.size)
-    latency = steady_state(told, targets=targets)
+    of_served = dataclasses.replace(run.where(served), arrived=served.size)
+    latency = steady_state(of_served, targets=targets)
+    # Those who come after the warm-up, and while as many come behind them.
+    first = int(served[latency.warmup_jobs]) if latency.jobs else 0
+    last = max(round((1 - _LAST) * run.finish.size), first + 1)
+    counted = _Counted(run.where(np.arange(first, last)), _seconds(run, first, last))
     good = None
     if targets:
-        good = goodput_share(good_jobs(run, targets) & (run.finish >= 0), _CONFIDENCE, False)
-    tries = run.tries
-    assert tries is not None
-    offered, refused, left = (
-        int(counts.sum()) / _seconds(run) for counts in (tries.offered, tries.refused, tries.left)
-    )
-    network = None if isinstance(system, tuple) else system
-    most = plain.max_rate if network is None else plain.max_load * _jobs_per_s(network)
+        in_time = good_jobs(counted.run, targets) & (counted.run.finish >= 0)
+        good = goodput_share(in_time, _CONFIDENCE, False)
     return OverloadAnswer(
-        system,
-        run,
-        latency,
-        _of_all(run),
-        TriesPerS(offered, offered - refused, refused, left),
-        () if network is None else _by_stage(run, network),
-        _by_priority(run),
-        good,
-        int(tries.wasted.sum()) / max(run.tokens, 1),
-        most,
-        tuple(judged(target, latency) for target in targets),
-        storm(system, part_of(progress, 0.5, 1.0)),
-        (*latency.notices,),
+        system=system,
+        run=run,
+        latency=latency,
+        rates=counted.of_all(),
+        tries=counted.tries(),
+        stages=() if isinstance(system, tuple) else counted.by_stage(system.stages),
+        priorities=counted.by_priority(),
+        goodput=good,
+        wasted=int(_column(run, "wasted").sum()) / max(run.tokens, 1),
+        most=plain.max_rate,
+        targets=tuple(judged(target, latency) for target in targets),
+        storm=storm(system, part_of(progress, 0.5, 1.0)),
+        front=(*front, *beyond_rows(system)),
+        warnings=(*unsaid(notices, front), *latency.notices),
     )
-
-
-def _jobs_per_s(network: "Network") -> float:
-    """Return the jobs of all workflows that arrive per second."""
-    return sum(workflow.rate for workflow in network.workflows)
 
 
 def _at_a_rate(system: System) -> System:
@@ -188,39 +198,58 @@ def _at_a_rate(system: System) -> System:
     return system
 
 
-def _fates(run: Run, name: str, here: Bools) -> Fates:
-    """Return what became of some requests."""
-    rows = recorded(run.rows, "requests")
-    failed = rows.failed[here] if rows.failed is not None else np.zeros(0)
-    counts = [int((rows.arrival[here] >= 0).sum()), int((rows.finish[here] >= 0).sum())]
-    counts += [int((failed == code).sum()) for code in _LOST]
-    return Fates(name, *(count / _seconds(run) for count in counts))
+def _seconds(run: Run, first: int, last: int) -> float:
+    """Return how long some of the jobs of a run came."""
+    arrival = [*run.arrival, run.last_arrival]
+    return max(float(arrival[last] - arrival[first]), 1.0) * run.tick_s
 
 
-def _of_all(run: Run) -> Fates:
-    """Return what became of all jobs: of a server they are its requests."""
-    rows = recorded(run.rows, "requests")
-    assert rows.failed is not None
-    lost = (np.unique(rows.jobs.job[rows.failed == code]).size for code in _LOST)
-    counts = (run.arrived, run.finished, *lost)
-    return Fates("all", *(count / _seconds(run) for count in counts))
+def _column(run: Run, name: str) -> Ints:
+    """Return a column that the requests of such a run have."""
+    column = getattr(recorded(run.rows, "requests"), name)
+    return np.asarray(column)
 
 
-def _seconds(run: Run) -> float:
-    """Return how long something arrived."""
-    return max(run.last_arrival, 1) * run.tick_s
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Counted:
+    """Jobs that are counted, and how long they came."""
 
+    run: Run
+    seconds: float
 
-def _by_stage(run: Run, network: "Network") -> tuple[Fates, ...]:
-    """Return what became of the requests of each stage."""
-    stage = recorded(run.rows, "requests").jobs.stage
-    return tuple(_fates(run, name, stage == index) for index, name in enumerate(network.stages))
+    def of_all(self) -> Fates:
+        """Return what became of the jobs; one fails with the first of its requests that does."""
+        failed, jobs = _column(self.run, "failed"), recorded(self.run.rows, "requests").jobs
+        failing = np.flatnonzero(np.isin(failed, _WHY))
+        _, firsts = np.unique(jobs.job[failing], return_index=True)
+        return self._fates("all", self.run.arrival, self.run.finish, failed[failing[firsts]])
 
+    def by_stage(self, names: Sequence[str]) -> tuple[Fates, ...]:
+        """Return what became of the requests of each stage."""
+        stage = recorded(self.run.rows, "requests").jobs.stage
+        return tuple(self._of_requests(name, stage == index) for index, name in enumerate(names))
 
-def _by_priority(run: Run) -> tuple[Fates, ...]:
-    """Return what became of the requests of each priority, where they have some."""
-    priority = recorded(run.rows, "requests").jobs.priority
-    if priority is None:
-        return ()
-    values = np.unique(priority).tolist()
-    return tuple(_fates(run, f"priority {value}", priority == value) for value in values)
+    def by_priority(self) -> tuple[Fates, ...]:
+        """Return what became of the requests of each priority, where they have some."""
+        priority = recorded(self.run.rows, "requests").jobs.priority
+        if priority is None:
+            return ()
+        values = np.unique(priority).tolist()
+        return tuple(self._of_requests(f"priority {of}", priority == of) for of in values)
+
+    def _of_requests(self, name: str, here: Bools) -> Fates:
+        columns = (_column(self.run, column)[here] for column in ("arrival", "finish", "failed"))
+        return self._fates(name, *columns)
+
+    def _fates(self, name: str, came: Ints, ended: Ints, failed: Ints) -> Fates:
+        """Return what became of some who came, ended (-1: not), or failed for a reason, per s."""
+        counts = ((came >= 0).sum(), (ended >= 0).sum(), *((failed == why).sum() for why in _WHY))
+        return Fates(name, *(int(count) / self.seconds for count in counts))
+
+    def tries(self) -> TriesPerS:
+        """Return how often their requests came."""
+        again, refused = _column(self.run, "tries"), _column(self.run, "refusals").sum()
+        offered = (again + 1)[_column(self.run, "arrival") >= 0].sum()
+        failed = again.sum() + np.isin(_column(self.run, "failed"), _WHY).sum()
+        counts = offered, offered - refused, refused, failed - refused
+        return TriesPerS(*(int(count) / self.seconds for count in counts))

@@ -21,9 +21,7 @@ from penstock.simulation.rows import recorded
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.kinds import System
-from penstock.system.server import Server
 from penstock.words import span_of_time
-from penstock.workload.workload import Workload
 
 _ARRIVALS = 12_000  # of a run, a quarter of them before the burst
 _LARGEST = _ARRIVALS // 4  # all at once: a burst that is as large as can be
@@ -51,7 +49,7 @@ class Storm(AsData):
     # Seconds and requests served per second, at instants, shape (instants, 2).
     calm: Floats = dataclasses.field(repr=False)
     tipped: Floats = dataclasses.field(repr=False)
-    shown: int = dataclasses.field(repr=False, default=0)
+    shown: int = dataclasses.field(repr=False)
     what: ClassVar[str] = "Requests served per second"
     caption: ClassVar[str] = (
         "The same arrivals, without a burst and with one. Those who were refused or left come "
@@ -78,52 +76,47 @@ def storm(system: System, progress: Progress) -> Storm | None:
     process, patience = workload.arrivals, workload.patience
     if patience is None or not patience.retries or process is None or not process.iid:
         return None
-    trial = _Trial(workload, server)
     rate = workload.rate
-    before, after = trial.lost(rate, 0), trial.lost(rate, _LARGEST)
-    if np.median(after) < np.median(before) + _APART:
-        return None
-    middle = (np.median(before) + np.median(after)) / 2
 
-    def fell(rate: float, burst: int) -> int:
+    def run_of(rate: float, burst: int, seed: int) -> Run:
+        """Run from empty, with so many requests more at once after a quarter of the arrivals."""
+        return simulate(with_burst(workload, rate, _ARRIVALS, burst, seed), server)
+
+    def lost(rate: float, burst: int) -> Floats:
+        """Return which share of the last quarter of the requests each run loses."""
+        rows = [recorded(run_of(rate, burst, seed).rows, "requests") for seed in range(_RUNS)]
+        last = [np.asarray(of.failed)[-_ARRIVALS // 4 :] for of in rows]
+        return np.asarray(np.isin(last, (REFUSED, LEFT)).mean(axis=1))
+
+    before, after = lost(rate, 0), lost(rate, _LARGEST)
+    middle = (np.median(before) + np.median(after)) / 2
+    if np.median(after) < np.median(before) + _APART or (before > middle).any():
+        return None
+
+    def fell(rate: float, burst: float) -> int:
         """Return how many runs lose more than the middle of both states."""
-        return int((trial.lost(rate, burst) > middle).sum())
+        return int((lost(rate, math.ceil(burst)) > middle).sum())
 
     progress(0.2)
-    burst = math.ceil(
-        bisected(lambda n: fell(rate, math.ceil(n)) <= _RUNS / 2, 1.0, _LARGEST, 2.0, _BURST)
-    )
-    if burst >= _LARGEST * (1 - _BURST) or fell(rate, 0) > 0:
+    burst = math.ceil(bisected(lambda n: fell(rate, n) <= _RUNS / 2, 1.0, _LARGEST, 2.0, _BURST))
+    if burst >= _LARGEST * (1 - _BURST):
         return None
     progress(0.5)
     holds = bisected(lambda r: fell(r, 0) == 0, rate, 2 * rate, _FASTER, _RATE)
+    progress(0.8)
     slower = bisected(lambda n: fell(rate / n, _LARGEST) > _RUNS / 2, 1.0, 64.0, _FASTER, _RATE)
-    calm, tipped = (_path(trial.run(rate, size, 0)) for size in (0, 2 * burst))
+    shown = 2 * burst
     return Storm(
-        float(np.median(before)), float(np.median(after)), burst, holds,
-        rate / slower / (1 + _RATE), 0.75 * _ARRIVALS / rate, calm, tipped, 2 * burst,
-    )  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class _Trial:
-    """Runs of a server at some rates, without a burst and with one."""
-
-    workload: Workload
-    server: Server
-
-    def run(self, rate: float, burst: int, seed: int) -> Run:
-        """Run from empty, with so many requests more at once after a quarter of the arrivals."""
-        return simulate(with_burst(self.workload, rate, _ARRIVALS, burst, seed), self.server)
-
-    def lost(self, rate: float, burst: int) -> Floats:
-        """Return which share of the last quarter of the requests each run loses."""
-        shares = []
-        for seed in range(_RUNS):
-            failed = recorded(self.run(rate, burst, seed).rows, "requests").failed
-            assert failed is not None
-            shares.append(np.isin(failed[-_ARRIVALS // 4 :], (-REFUSED, -LEFT)).mean())
-        return np.array(shares)
+        lost_before=float(np.median(before)),
+        lost_after=float(np.median(after)),
+        burst=burst,
+        holds=holds,
+        heals=rate / slower / (1 + _RATE),
+        held_s=0.75 * _ARRIVALS / rate,
+        calm=_path(run_of(rate, 0, 0)),
+        tipped=_path(run_of(rate, shown, 0)),
+        shown=shown,
+    )
 
 
 def _path(run: Run) -> Floats:

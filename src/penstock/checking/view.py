@@ -111,6 +111,7 @@ def overload_page(answer: OverloadAnswer, scenario: Scenario | None = None) -> P
     return Page(
         title=scenario.name if scenario else "check",
         heading=heading_of(answer.system),
+        notes=answer.front,
         head=head_of_overload(answer, scenario),
         why="who is served",
         rest=BEHIND_ALL,
@@ -161,7 +162,7 @@ def _measured(scenario: Scenario | None) -> list[Section]:
 
 def _latency_section(answer: Answer | ClosedAnswer | OverloadAnswer) -> Section:
     """Lay out the latency of the steady state, or of the run where it kept no rows."""
-    if not isinstance(answer, OverloadAnswer) and answer.latency_refused:
+    if answer.latency_refused:
         return NO_LATENCY
     if answer.latency is None:
         return _latency_of_run(answer.run)

@@ -44,14 +44,11 @@ from penstock.kernel.tries import await_end, begin_anew, come_again, lose
 def fail(world: World, request: int, reason: int) -> None:
     """Let the client of a request that was refused, or left, come again, or be lost."""
     clock, row, trial = world.clock[0], world.rows[request], world.tries[request]
-    stage = world.stages[row.stage]
     if reason == REFUSED:
-        stage.refused += 1
+        trial.refusals += 1
         row.server = -1  # it has been nowhere
         world.ready[request] = -1
-    else:
-        stage.left += 1
-    begin_anew(world, request, world.pools[stage.pool])
+    begin_anew(world, request, world.pools[world.stages[row.stage].pool])
     trial.gone = -1
     trial.found = trial.first_until = 0
     backoff = world.backoffs[row.stage, min(trial.times, world.backoffs.shape[1] - 1)]
@@ -64,7 +61,7 @@ def fail(world: World, request: int, reason: int) -> None:
     come_again(world, request)
     if world.fronts.size > 0:
         world.reached[request] = -1
-    # A sequence that is as good as random, of which each try takes the next.
+    # Weyl's sequence, of which each try takes the next: evenly spread.
     chance = ((trial.luck + trial.times * 0x9E3779B9) & 0xFFFFFFFF) / 4294967296.0
     earlier = np.int64(world.jitter[row.stage] * backoff * chance)
     push_delayed(world, clock.now + max(backoff - earlier, 1), request)
@@ -247,7 +244,7 @@ def _dismiss(world: World, engine: Any, pool: Any, place: int, in_batch: bool) -
     world.clock[0].future += begun
     engine.gone -= 1
     engine.changed = 1
-    world.stages[world.rows[request].stage].wasted += done + taken - world.tries[request].found
+    world.tries[request].wasted += done + taken - world.tries[request].found
     _count_out(world, engine, request)
     fail(world, request, LEFT)
 
@@ -271,7 +268,7 @@ def leave_unserved(world: World, engine: Any, request: int, in_vain: int) -> Non
     tokens = np.int64(row.left) + row.decodes
     engine.gone -= 1
     engine.changed = 1
-    world.stages[row.stage].wasted += tokens + in_vain - world.tries[request].found
+    world.tries[request].wasted += tokens + in_vain - world.tries[request].found
     world.clock[0].future += tokens
     _count_out(world, engine, request)
     fail(world, request, LEFT)

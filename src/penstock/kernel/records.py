@@ -388,17 +388,8 @@ tokens of requests without a first token, and requests whose clients have left w
 ``of_rule``: what the rule keeps, as it names that (`part_of_rule`).
 """
 
-STAGE = record(
-    i8="""
-    pool line prefill_weight decode_weight in_prefill in_decode
-    offered refused left wasted
-    """
-)
-"""One per stage: where it is served, what a request counts for routers, requests in each phase.
-
-Where there are limits, or clients who leave: how often requests came, were refused, and were left
-by their clients, and tokens processed for those.
-"""
+STAGE = record(i8="pool line prefill_weight decode_weight in_prefill in_decode")
+"""One per stage: where it is served, what a request counts for routers, requests in each phase."""
 
 ROW = record(i4="left decodes server next pending stage child sibling")
 """One per request.
@@ -438,15 +429,16 @@ ticks on the links, and more until all is there; from which request, as an offse
 """
 
 TRY = record(
-    i8="came patience_first patience_whole first_until whole_until gone luck",
-    i4="left decodes times is_stranded is_listed found",
+    i8="came patience_first patience_whole first_until whole_until gone luck wasted",
+    i4="left decodes times refusals is_stranded is_listed found",
 )
 """One per request where replicas die, requests are refused or clients leave.
 
 When it came to its pool first (-1: it has not been sent again), what it asked for, how often it was
-sent again, and whether it waits until a replica is back. How long its client waits for the first
-token and for all, and until when this time; when it left although it still runs (-1: it has not);
-32 random bits; whether `World.leaves` has it; prompt tokens that it found computed.
+sent again, and whether it waits until a replica is back. How often it was refused, and tokens that
+were processed until its client left. How long its client waits for the first token and for all, and
+until when this time; when it left although it still runs (-1: it has not); 32 random bits; whether
+`World.leaves` has it; prompt tokens that it found computed.
 """
 
 LOST, REFUSED, LEFT = -2, -3, -4

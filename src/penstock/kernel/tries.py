@@ -16,7 +16,6 @@ from penstock.kernel.records import LOST, NONE_YET, World
 def ask_in(world: World, request: int) -> None:
     """Let a client ask, from now on for as long as its patience lasts."""
     clock, trial = world.clock[0], world.tries[request]
-    world.stages[world.rows[request].stage].offered += 1
     if trial.came < 0:
         trial.came = clock.now
     trial.first_until = min(clock.now + trial.patience_first, NEVER)

@@ -32,7 +32,7 @@ from penstock.simulation.new_world import (
     with_clients,
     with_outages,
 )
-from penstock.simulation.rows import JobEnds, Record, Rows, Tries
+from penstock.simulation.rows import JobEnds, Record, Rows
 from penstock.simulation.session import Session, chain, gap_bits, level_of
 from penstock.system.outages import SENT_AGAIN, Outage
 from penstock.workload.jobs import Jobs
@@ -415,20 +415,21 @@ class EventSession(Session):
             replica = world.rows.server[requests] - self.first_replica[jobs.stage]
             rows = dataclasses.replace(rows, cached=world.cached[requests], replica=replica)
         if world.tries.size:
-            came = world.tries.came[requests]
+            tries = world.tries[requests]
             rows = dataclasses.replace(
                 rows,
-                arrival=np.where(came >= 0, came, ready),
+                arrival=np.where(tries.came >= 0, tries.came, ready),
                 finish=np.maximum(finish, -1),
-                tries=world.tries.times[requests].astype(np.int64),
-                failed=np.where(finish < -1, -finish, 0),
+                tries=tries.times.astype(np.int64),
+                failed=np.where(finish < -1, finish, 0),
             )
-            if rows.replica is not None:  # its row may know already where its job is at home
-                rows = dataclasses.replace(rows, replica=np.where(ready >= 0, rows.replica, -1))
-        if world.fronts.size and not self.network.guarded:
+        if self.network.guarded:
+            refusals = tries.refusals.astype(np.int64)
+            rows = dataclasses.replace(rows, refusals=refusals, wasted=tries.wasted.copy())
+        elif world.fronts.size:
             rows = dataclasses.replace(rows, arrival=world.reached[requests].copy())
-            if rows.replica is not None:  # of one that waits there its row may know its job's home
-                rows = dataclasses.replace(rows, replica=np.where(ready >= 0, rows.replica, -1))
+        if rows.replica is not None:  # a row may know where its job is at home before it is there
+            rows = dataclasses.replace(rows, replica=np.where(ready >= 0, rows.replica, -1))
         ends = JobEnds(jobs.workflow, world.job_arrival[:count], _job_finish(rows, jobs))
         if everything:
             return rows, ends
@@ -481,16 +482,6 @@ class EventSession(Session):
         stage_of = rows.jobs.stage
         for stage, _ in enumerate(self.folds):
             yield stage_of == stage
-
-    @property
-    def tries(self) -> Tries | None:
-        """What became of the tries of requests, where they may be refused, or their clients
-        leave.
-        """
-        stages = self.world.stages
-        if not self.network.guarded:
-            return None
-        return Tries(*(stages[name].copy() for name in ("offered", "refused", "left", "wasted")))
 
     def by_replica(self, field: str) -> Ints:
         """Return a field of engines for all replicas, 0 for those of lines."""

@@ -13,7 +13,7 @@ from penstock.workload.jobs import Jobs
 T = TypeVar("T")
 Record = Literal["jobs", "summary", "requests", "batches", "allocations"]
 RECORDS: tuple[Record, ...] = get_args(Record)
-FAILED = {-LOST: "lost", -REFUSED: "refused", -LEFT: "left"}
+FAILED = {LOST: "lost", REFUSED: "refused", LEFT: "left"}
 """Why a request failed: with its replica, or because one before it did; it was refused on arrival;
 its client left.
 """
@@ -39,6 +39,9 @@ class Rows(Columns):
     # dies, none is refused and no client leaves.
     tries: Ints | None = None
     failed: Ints | None = None
+    # How often it was refused, and tokens processed until its client left; None where none can be.
+    refusals: Ints | None = None
+    wasted: Ints | None = None
     of_jobs: Jobs | None = None
 
     @property
@@ -90,16 +93,6 @@ class JobEnds(Columns):
     workflow: Ints32  # its place in the network
     arrival: Ints  # ticks
     finish: Ints  # ticks; -1: it did not end
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Tries(Columns):
-    """How often requests came, where one may come several times; shape (stages,) each."""
-
-    offered: Ints
-    refused: Ints
-    left: Ints  # by their clients before the end
-    wasted: Ints  # tokens processed for those
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

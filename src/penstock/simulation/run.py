@@ -16,7 +16,7 @@ from penstock.inputs.arrays import Floats, Ints, Ints32
 from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.distribution import Distribution
 from penstock.simulation.replica_run import run_of_replica
-from penstock.simulation.rows import FAILED, JobEnds, ReplicaCounts, Rows, Tries, recorded
+from penstock.simulation.rows import FAILED, JobEnds, ReplicaCounts, Rows, recorded
 from penstock.system.server import Server
 from penstock.words import QUANTILES, STATISTICS, counted
 
@@ -109,9 +109,6 @@ class Run:
         Replicas that died and came back, and the requests that were at each when it died.
     workload
         What arrived at a server.
-    tries
-        How often requests came at each stage, were refused and left, where there are limits or
-        clients who leave; None: each came once, and none failed.
     """
 
     system: "Server | Network"
@@ -143,7 +140,6 @@ class Run:
     outages: "tuple[Outage, ...]" = ()
     hits: tuple[int, ...] = ()
     workload: "Workload | None" = None
-    tries: Tries | None = None
 
     @property
     def server(self) -> Server:
@@ -330,9 +326,9 @@ class Run:
         output_tokens; and preemptions, where there can be any.
 
         Of a network also job, stage, pool, replica and cached_tokens, arrivals are those at its
-        pool; priority, where requests have one; and tries and lost, where replicas die. Where
-        requests may be refused, or clients leave: tries and failed (refused, left, or lost with
-        one before it).
+        pool; priority, where requests have one; and tries and failed (lost with its replica, or
+        with one before it; refused; left), where replicas die, requests may be refused or clients
+        leave.
         """
         rows = recorded(self.rows, "requests")
         columns: dict[str, object] = {"request": np.arange(rows.arrival.size)}
@@ -351,9 +347,7 @@ class Run:
         columns["output_tokens"] = rows.output_tokens
         columns["priority"] = None if rows.of_jobs is None else rows.of_jobs.priority
         columns |= {name: getattr(rows, name) for name in ("preemptions", "tries")}
-        if rows.failed is not None and self.outages:
-            columns["lost"] = rows.failed > 0
-        elif rows.failed is not None:
+        if rows.failed is not None:
             columns["failed"] = pl.Series(rows.failed).replace_strict(
                 FAILED, default=None, return_dtype=pl.String
             )

@@ -167,7 +167,6 @@ class Running:
             ends=ends,
             queue_rows=queue_rows,
             by_replica=counts,
-            tries=session.tries,
             workload=workload,
         )
         if session.left_out:
@@ -179,7 +178,7 @@ class Running:
         session = self.session
         jobs = session.arrivals.size
         lost = sum(
-            np.unique(rows.jobs.job[rows.failed > 0]).size
+            np.unique(rows.jobs.job[rows.failed < 0]).size
             for rows in self.rows
             if rows.failed is not None
         )

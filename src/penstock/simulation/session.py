@@ -22,7 +22,7 @@ from penstock.kernel.recording import CARRY, MIX_TICKS
 from penstock.kernel.signatures import ASK_FOR, NOT_ASKED_FOR
 from penstock.simulation.distribution import LEADING_BITS, Distribution, Fold
 from penstock.simulation.new_world import more_slots
-from penstock.simulation.rows import JobEnds, ReplicaCounts, Rows, Tries
+from penstock.simulation.rows import JobEnds, ReplicaCounts, Rows
 from penstock.system.server import Server
 from penstock.workload.jobs import Jobs
 
@@ -282,11 +282,6 @@ class Session(abc.ABC):
     def folded_away(self) -> int:
         """Requests that have been folded away."""
         return int(self.clock.requests_before)
-
-    @property
-    def tries(self) -> Tries | None:
-        """How often requests came, and failed; None where none can."""
-        return None
 
     @property
     def was_idle(self) -> bool:

@@ -70,17 +70,24 @@ class Patience(Checked):
     @property
     def words(self) -> str:
         """How long clients wait, in words."""
-        waits = {"without a first token": self.ttft_ms, "without all": self.e2e_ms}
-        parts = [
-            f"clients leave after {ms / 1e3:,.4g} s {what}"
-            if isinstance(ms, int | float)
-            else f"clients leave after about {ms.mean / 1e3:,.4g} s {what}"
-            for what, ms in waits.items()
-            if ms is not None
-        ]
+        waits = {"a first token": self.ttft_ms, "the whole answer": self.e2e_ms}
+        parts = []
+        for what, ms in waits.items():
+            if ms is not None:
+                mean, about = (ms.mean, "about ") if isinstance(ms, Length) else (ms, "")
+                parts.append(f"{about}{mean / 1e3:,.4g} s without {what}")
+        words = [f"clients leave after {' or '.join(parts)}"] if parts else []
         if self.retries:
-            parts.append(f"clients come again up to {counted(self.retries, 'time')}")
-        return ", ".join(parts)
+            first, last = self.backoffs_s[0], self.backoffs_s[-1]
+            to = f" to {last:,.3g}" if last > first else ""
+            times = counted(self.retries, "time")
+            words.append(f"clients come again up to {times}, after {first:,.3g}{to} s")
+        return ", ".join(words)
+
+    @property
+    def once(self) -> "Patience | None":
+        """The patience of clients who do not come again."""
+        return Patience(self.ttft_ms, self.e2e_ms) if self.ends else None
 
     @property
     def ends(self) -> bool:
@@ -90,12 +97,8 @@ class Patience(Checked):
     @property
     def backoffs_s(self) -> list[float]:
         """Seconds after which a client comes again, try by try, before chance takes some off."""
-        waits: list[float] = []
-        wait = self.backoff_ms
-        for _ in range(self.retries):
-            waits.append(min(wait, self.longest_ms) / 1e3)
-            wait = min(wait * self.factor, self.longest_ms)
-        return waits
+        waits = (self.backoff_ms * self.factor**n for n in range(self.retries))
+        return [min(wait, self.longest_ms) / 1e3 for wait in waits]
 
     def drawn(self, jobs: Jobs, clients: "Clients") -> Jobs:
         """Return jobs whose clients have this patience."""

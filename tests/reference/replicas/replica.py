@@ -38,6 +38,8 @@ class Request:
     reached: int | None = None  # tick at which it came to the front end of its pool
     came: int | None = None  # tick of its first arrival at the pool
     tries: int = 0  # how often it was sent again
+    refusals: int = 0
+    wasted: int = 0  # tokens processed until its client left
     lost: bool = False  # with its replica, or with a request before it
     replica: int | None = None  # among those of all pools
     cached: int = 0  # prompt tokens found at its replica when it was first served
