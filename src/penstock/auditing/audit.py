@@ -98,8 +98,8 @@ def audit(run: Run) -> Audit:
     Raises
     ------
     InputError
-        If the run did not keep its allocations, left requests out, reused blocks of others, or lost
-        tokens in flight.
+        If the run did not keep its allocations, left requests out or refused some, was left by
+        clients, reused blocks of others, or lost tokens in flight.
     """
     if not isinstance(run, Run):
         raise InputError(
@@ -115,6 +115,11 @@ def audit(run: Run) -> Audit:
             f"{run.dropped:,} requests were left out of this run as too long, so its queues "
             "cannot be rebuilt; "
             "simulate and audit a workload without them"
+        )
+    if run.rows.refusals is not None:
+        raise InputError(
+            "an audit rebuilds queues of requests that wait until they are served, but these may "
+            "be refused, or left by their clients; audit without queue_limit and patience"
         )
     if run.server.policy.memory.drafted_tokens:
         raise InputError(

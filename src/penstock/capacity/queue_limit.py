@@ -18,11 +18,11 @@ from penstock.capacity.recommend import REQUESTS
 from penstock.checking.goodput import good_jobs, samples, statistic_s
 from penstock.checking.targets import Target, parsed_targets
 from penstock.errors import InputError
-from penstock.fields import keys_of
 from penstock.show.answers import AsData, Meaning, Shown, computed
 from penstock.simulation.progress import Progress, in_parts, part_of
 from penstock.simulation.rows import recorded
 from penstock.simulation.simulate import simulate
+from penstock.system.engine_flags import QUEUE_LIMITS
 from penstock.system.kinds import OfSystem, refuse_all_but_a_server
 from penstock.system.prefix_cache import as_serving
 from penstock.system.queue_limit import QueueLimit
@@ -35,7 +35,7 @@ LOADS = (0.5, 1.0, 1.1, 1.3, 2.0)
 
 _COARSE, _FINE = 1.5, 1.05  # ratios of limits that are tried
 _STEPS = int(math.log(_COARSE) / math.log(_FINE))
-_ROOM = 0.85  # of a target, up to which a limit is safe
+_ROOM = 0.93  # of a target, up to which a limit is safe
 _WARM_UP = 0.1  # share of the requests that are not counted
 _MOST = 2**24
 
@@ -106,8 +106,7 @@ class RecommendedLimit(OfSystem, Shown):
         program = self.server.policy.program
         if program is None:
             return f"queue_limit: {{{kind}: {value:.0f}}}"
-        (option,) = keys_of(QueueLimit)[kind].others
-        return f"--{option.replace('_', '-')} {value:.0f}"
+        return f"--{QUEUE_LIMITS[kind].replace('_', '-')} {value:.0f}"
 
 
 def recommend_queue(

@@ -353,18 +353,19 @@ class OfLatency(AsData):
     latency: Any  # by metric, or a steady state that has them
 
     @property
-    def _by_metric(self) -> Mapping[str, Statistics] | None:
+    def by_metric(self) -> Mapping[str, Statistics] | None:
+        """Latency by metric; None: it is refused."""
         known: Mapping[str, Statistics] | None = getattr(self.latency, "estimates", self.latency)
         return known
 
     @computed(key="latency")
     def _latency(self) -> dict[str, dict[str, float | None]] | None:
         """In the steady state, by metric and statistic; None: refused."""
-        of = self._by_metric
+        of = self.by_metric
         return None if of is None else {metric: values(of[metric]) for metric in of}
 
     @computed(key="latency_interval")
     def _intervals(self) -> dict[str, dict[str, list[float | None]]] | None:
         """The ends of each."""
-        of = self._by_metric
+        of = self.by_metric
         return None if of is None else {metric: ends(of[metric]) for metric in of}

@@ -27,6 +27,7 @@ from penstock.simulation.distribution import Distribution
 from penstock.simulation.progress import Progress, in_parts
 from penstock.simulation.rows import recorded
 from penstock.simulation.run import Run
+from penstock.system.kinds import refuse_guarded
 from penstock.system.network import Network
 from penstock.system.orders import resolve_order
 from penstock.theory.load import refuse_no_rate
@@ -169,6 +170,7 @@ def compare(
         return compare_networks(networks, **options)
     progress = options.pop("progress", None)
     servers = {name: one for name, one in systems.items() if isinstance(one, tuple)}
+    refuse_guarded(*servers.values())
     answers: dict[str, Answer] = {}
     left_out = {}
     for (name, (workload, server)), part in in_parts(progress, servers.items()):
@@ -215,6 +217,7 @@ def compare_networks(
     """
     limits = tuple(parsed_targets(targets))
     _check_networks(networks)
+    refuse_guarded(*networks.values())
     options = {"jobs": jobs, "until": until, "seed": seed, "resolution": resolution}
     return _compared(ask(check, networks, progress, **options), limits)
 

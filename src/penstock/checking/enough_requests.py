@@ -12,7 +12,7 @@ from penstock.checking.verdict import verdict
 from penstock.simulation.progress import Progress, part_of
 from penstock.simulation.run import TICK_S, Run, checked_tick
 from penstock.simulation.simulate import RunOptions, length_of_run, run_server
-from penstock.system.kinds import refuse_all_but_a_server
+from penstock.system.kinds import refuse_all_but_a_server, refuse_guarded
 from penstock.system.server import Server
 from penstock.theory.limits import bounds
 from penstock.theory.load import load, refuse_without_rate
@@ -71,6 +71,7 @@ def estimate(
         If a value cannot be used.
     """
     refuse_all_but_a_server("estimate", workload, server)
+    refuse_guarded((workload, server))
     tick_s = checked_tick(tick_s)
     confidence = checked_confidence(confidence)
     begin = length_of_run(workload, requests, None)

@@ -46,6 +46,9 @@ def asked_of(
     else:
         serving = [_pool(*pool, (hardware or {}).get(pool[0])) for pool in system.pools.items()]
         asked = f"{_arriving(system)} on {_few(serving, 3)}"
+        patient = {of.name: of.patience.words for of in system.workflows if of.patience is not None}
+        named = len(system.workflows) > 1
+        asked += "".join(f"; {f'{of}: ' if named else ''}{words}" for of, words in patient.items())
         doubts = [*network_doubts(system), *doubts]
     mind = [Line("Mind", " ".join(doubts))] if doubts else []
     return [Line(name, asked), *mind]
@@ -71,8 +74,11 @@ def _pool(name: str, pool: Pool, hardware: str | None) -> str:
     parts += dict.fromkeys(one.policy.name for one, _ in pool.servers)
     if pool.replicas > 1:
         parts.append(f"router {pool.router.name}")
-    beside = (pool.server.queue_limit, pool.router_limit)
-    parts += [limit.words for limit in beside if limit is not None]
+    limits = dict.fromkeys(server.queue_limit for server, _ in pool.servers)
+    each = "each " if pool.replicas > 1 else ""
+    parts += [f"{each}{limit.words}" for limit in limits if limit is not None]
+    if pool.router_limit is not None:
+        parts.append(f"the router {pool.router_limit.words}")
     if pool.order_name != "fcfs":
         parts.append(f"order {pool.order_name}")
     return f"{name} ({', '.join(filter(None, parts))})"

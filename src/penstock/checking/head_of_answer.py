@@ -10,9 +10,11 @@ from penstock.checking.closed_loop import ClosedAnswer
 from penstock.checking.doubt import Interval
 from penstock.checking.head import BECAUSE, LATENCIES, MOST_NAMED, first_lines, share_of
 from penstock.checking.overload import OverloadAnswer
+from penstock.checking.storm import has_retries
 from penstock.checking.targets import TargetAnswer
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import MOST_LINES, Line
+from penstock.simulation.rows import FAILED
 from penstock.simulation.run import Run
 from penstock.system.kinds import System
 from penstock.theory.certificate import Certificate
@@ -73,24 +75,27 @@ def head_of_clients(answer: ClosedAnswer, scenario: Scenario | None) -> list[Lin
 def head_of_overload(answer: OverloadAnswer, scenario: Scenario | None) -> list[Line]:
     """Return all lines of the answer where requests are refused, or clients leave."""
     lines = _first_lines(answer.system, None, scenario)
-    if len(lines) < 2 or answer.storm is not None:  # else a closed loop has said so
+    closed = isinstance(answer.system, tuple) and isinstance(answer.workload, ClosedLoop)
+    if not closed or answer.storm is not None:  # its first lines have said so
         lines.append(Line(answer.verdict, sentence(answer.reason), judges=True))
     of, tries = answer.rates, answer.tries
-    lost = [f"{share_of(1 - of.carried / of.arriving)} are lost"]
-    if answer.lost_at_least > 0:
-        most = f"no scheduler serves more than {answer.most:,.4g}/s"
-        lost.append(f"at least {share_of(answer.lost_at_least)} by theorem, as {most}")
-    served = f"{of.carried:,.4g} of {of.arriving:,.4g} {answer.unit}/s; {', '.join(lost)}"
-    again = f", with those that come again {tries.offered:,.4g}/s are offered"
+    served = f"{of.carried:,.4g} of {of.arriving:,.4g} {answer.unit}/s"
     first = sum(stage.arriving for stage in answer.stages) or of.arriving
-    served += again if tries.offered > _AGAIN * first else ""
+    if tries.offered > _AGAIN * first:
+        served += f" ({tries.offered:,.4g}/s with those that come again)"
+    served += f"; {share_of(answer.lost)} are lost"
+    if answer.lost_at_least > 0:
+        most = f"as no scheduler serves more than {answer.most:,.4g}/s"
+        least = f"{share_of(answer.lost_at_least)} by theorem"
+        served += f", in the long run at least {least}, {most}"
     lines.append(Line("Served", f"{served}."))
     reasons = {"refused": tries.refused, "left by their clients": tries.left}
-    turned = [f"{rate:,.4g}/s are {reason}" for reason, rate in reasons.items() if rate]
+    failed = [f"{rate:,.4g}/s are {reason}" for reason, rate in reasons.items() if rate]
     if answer.wasted >= _COSTS:
-        turned.append(f"{answer.wasted:.0%} of the tokens are for clients who leave")
-    if turned:
-        lines.append(Line("Lost", sentence("; ".join(turned))))
+        failed.append(f"{answer.wasted:.0%} of the tokens are for clients who leave")
+    if failed:
+        label = "Tries" if has_retries(answer.system) else "Lost"
+        lines.append(Line(label, sentence("; ".join(failed))))
     if answer.targets:
         word, said = said_of_targets(answer.targets)
         good = answer.goodput
@@ -99,10 +104,10 @@ def head_of_overload(answer: OverloadAnswer, scenario: Scenario | None) -> list[
         lines.append(Line(word, f"{'; '.join(said)}.", judges=True))
     step = answer.next_step(scenario.file if scenario else "SCENARIO")
     last = [Line("Next", sentence(step))] if step else []
-    estimates = answer.latency.estimates
-    texts = {}
-    if answer.latency.jobs and not answer.is_network:
-        texts = {label: _latency(estimates[metric]) for metric, label in LATENCIES.items()}
+    of_places = {label: answer.latency.places(metric) for metric, label in LATENCIES.items()}
+    texts = {label: _worst(places) for label, places in of_places.items() if places}
+    texts = texts if answer.latency.jobs else {}
+    last += [Line("Rests on", f"{one}.") for one in times_of(answer.system, scenario)]
     return _fitted(lines, texts, _mind([*_lost(answer.run), *answer.warnings]), last)
 
 
@@ -137,6 +142,9 @@ def head_of_run(scenario: Scenario, certificate: Certificate | None, run: Run) -
         said = "it began empty and came to an end"
     if run.dropped:
         said += f"; dropped: {counted(run.dropped, 'request')} that never fit"
+    if run.rows is not None and run.rows.failed is not None:
+        counts = {word: int((run.rows.failed == code).sum()) for code, word in FAILED.items()}
+        said += "".join(f"; {count:,} {word}" for word, count in counts.items() if count)
     if certificate is not None or isinstance(scenario.workload, ClosedLoop):  # no burst
         said += "; for the long run, with intervals, ask check"
     return _fitted([*first, Line("One run", sentence(said))], latency_of_run(run))
@@ -301,6 +309,12 @@ def _estimated(calibrated: bool, factors: Mapping[str, Interval]) -> str:
         high = max(ends.high for ends in factors.values())
         origin += f": true means may be {low:.2g} to {high:.2g} times those above"
     return origin
+
+
+def times_of(system: System, scenario: Scenario | None) -> list[str]:
+    """Say where batch times come from, if that is known."""
+    known = known_of(system[1]) if isinstance(system, tuple) else None
+    return _measured(scenario) if known is None else [_estimated(known.calibrated, {})]
 
 
 def _measured(scenario: Scenario | None) -> list[str]:

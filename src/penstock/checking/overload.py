@@ -5,16 +5,16 @@ answer says who is served. What no scheduler can carry is lost, whatever the lim
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
-from penstock.checking.batch_means import OfLatency
+from penstock.checking.batch_means import OfLatency, Statistics
 from penstock.checking.doubt import beyond_rows
 from penstock.checking.goodput import good_jobs, goodput_share
 from penstock.checking.latency import SteadyState, judged, steady_state
-from penstock.checking.storm import Storm, storm
+from penstock.checking.storm import Storm, has_retries, is_looked_for, storm
 from penstock.checking.targets import Estimate, Target, TargetAnswer
 from penstock.inputs.arrays import Bools, Ints
 from penstock.kernel.records import LEFT, REFUSED
@@ -28,6 +28,7 @@ from penstock.system.prefix_cache import front_notes, network_notes, unsaid
 from penstock.system.server import Server
 from penstock.theory.certify import certify
 from penstock.theory.overload import least_lost
+from penstock.words import LIMITED
 from penstock.workload.workload import ClosedLoop, Workload
 
 if TYPE_CHECKING:
@@ -118,6 +119,15 @@ class OverloadAnswer(OfSystem, OfLatency, Shown):
         """Share that is lost whatever the limits and the scheduler: 1 - most / arriving."""
         return least_lost(self.rates.arriving, self.most)
 
+    @property
+    def by_metric(self) -> Mapping[str, Statistics]:
+        """Latency by metric; of a network by metric at each of its places."""
+        return {
+            f"{place}.{metric}" if place else metric: of
+            for metric in LIMITED
+            for place, of in self.latency.places(metric).items()
+        }
+
     @computed(key="warnings")
     def _all_warnings(self) -> list[str]:
         """What to know."""
@@ -169,6 +179,15 @@ def overload_answer(
     first = int(served[latency.warmup_jobs]) if latency.jobs else 0
     last = max(round((1 - _LAST) * run.finish.size), first + 1)
     counted = _Counted(run.where(np.arange(first, last)), _seconds(run, first, last))
+    of_retries: Storm | str = ""
+    if isinstance(system, tuple) and is_looked_for(system):
+        of_retries = storm(*system, part_of(progress, 0.5, 1.0))
+    elif has_retries(system):
+        of_retries = (
+            "storms of retries are looked for at one server with arrivals at random, not here: "
+            "whether a burst brings about a state that lasts is not known"
+        )
+    said = [of_retries] if of_retries and isinstance(of_retries, str) else []
     good = None
     if targets:
         in_time = good_jobs(counted.run, targets) & (counted.run.finish >= 0)
@@ -185,9 +204,9 @@ def overload_answer(
         wasted=int(_column(run, "wasted").sum()) / max(run.tokens, 1),
         most=plain.max_rate,
         targets=tuple(judged(target, latency) for target in targets),
-        storm=storm(system, part_of(progress, 0.5, 1.0)),
+        storm=of_retries if isinstance(of_retries, Storm) else None,
         front=(*front, *beyond_rows(system)),
-        warnings=(*unsaid(notices, front), *latency.notices),
+        warnings=(*said, *unsaid(notices, front), *latency.notices),
     )
 
 

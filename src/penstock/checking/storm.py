@@ -21,7 +21,9 @@ from penstock.simulation.rows import recorded
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.kinds import System
+from penstock.system.server import Server
 from penstock.words import span_of_time
+from penstock.workload.workload import Workload
 
 _ARRIVALS = 12_000  # of a run, a quarter of them before the burst
 _LARGEST = _ARRIVALS // 4  # all at once: a burst that is as large as can be
@@ -68,14 +70,22 @@ class Storm(AsData):
         )
 
 
-def storm(system: System, progress: Progress) -> Storm | None:
-    """Return the two states of a server whose clients come again; None: it has one."""
-    if not isinstance(system, tuple):
-        return None
-    workload, server = system
-    process, patience = workload.arrivals, workload.patience
-    if patience is None or not patience.retries or process is None or not process.iid:
-        return None
+def has_retries(system: System) -> bool:
+    """Whether clients come again."""
+    each = [system[0].patience] if isinstance(system, tuple) else system.patience_of_stages
+    return any(patience is not None and patience.retries for patience in each)
+
+
+def is_looked_for(system: System) -> bool:
+    """Whether it is known how to look for a storm: at a server, under arrivals at random."""
+    if not isinstance(system, tuple) or not has_retries(system):
+        return False
+    process = system[0].arrivals
+    return process is not None and process.iid
+
+
+def storm(workload: Workload, server: Server, progress: Progress) -> Storm | str:
+    """Return the two states of a server whose clients come again, or say why it has one."""
     rate = workload.rate
 
     def run_of(rate: float, burst: int, seed: int) -> Run:
@@ -89,29 +99,34 @@ def storm(system: System, progress: Progress) -> Storm | None:
         return np.asarray(np.isin(last, (REFUSED, LEFT)).mean(axis=1))
 
     before, after = lost(rate, 0), lost(rate, _LARGEST)
-    middle = (np.median(before) + np.median(after)) / 2
-    if np.median(after) < np.median(before) + _APART or (before > middle).any():
-        return None
+    calm, bad = float(np.median(before)), float(np.median(after))
+    middle = (calm + bad) / 2 if bad > calm + _APART else bad / 2
 
     def fell(rate: float, burst: float) -> int:
         """Return how many runs lose more than the middle of both states."""
         return int((lost(rate, math.ceil(burst)) > middle).sum())
 
     progress(0.2)
-    burst = math.ceil(bisected(lambda n: fell(rate, n) <= _RUNS / 2, 1.0, _LARGEST, 2.0, _BURST))
-    if burst >= _LARGEST * (1 - _BURST):
-        return None
-    progress(0.5)
-    holds = bisected(lambda r: fell(r, 0) == 0, rate, 2 * rate, _FASTER, _RATE)
-    progress(0.8)
+    if bad <= _APART:
+        return f"no burst of up to {_LARGEST:,} requests brings about a storm of retries that lasts"
     slower = bisected(lambda n: fell(rate / n, _LARGEST) > _RUNS / 2, 1.0, 64.0, _FASTER, _RATE)
+    heals = rate / slower / (1 + _RATE)
+    progress(0.5)
+    if (before > middle).any():
+        return (
+            f"without any burst clients come again until {bad:.0%} of the requests are lost; such "
+            f"a server heals where the load falls to about {heals:,.3g} requests/s"
+        )
+    burst = math.ceil(bisected(lambda n: fell(rate, n) <= _RUNS / 2, 1.0, _LARGEST, 2.0, _BURST))
+    progress(0.8)
+    holds = bisected(lambda r: fell(r, 0) == 0, rate, 2 * rate, _FASTER, _RATE)
     shown = 2 * burst
     return Storm(
-        lost_before=float(np.median(before)),
-        lost_after=float(np.median(after)),
+        lost_before=calm,
+        lost_after=bad,
         burst=burst,
         holds=holds,
-        heals=rate / slower / (1 + _RATE),
+        heals=heals,
         held_s=0.75 * _ARRIVALS / rate,
         calm=_path(run_of(rate, 0, 0)),
         tipped=_path(run_of(rate, shown, 0)),

@@ -69,7 +69,7 @@ def verdict(
     report = part_of(progress, 0.0, 1.0)
     if isinstance(workload, Workload) and isinstance(server, Server):
         refuse(most_jobs=most_jobs)
-        refuse_guarded("verdict", workload, server)
+        refuse_guarded((workload, server))
         from penstock.checking.drift_test import drift_test
 
         alpha, resolution = checked(False, alpha, resolution)
@@ -82,7 +82,7 @@ def verdict(
         )
     network = as_network("verdict", workload, server)
     refuse(alpha=alpha, most_arrivals=most_arrivals)
-    refuse_guarded("verdict", network)
+    refuse_guarded(network)
     network.check_rates()
     from penstock.checking.flood_test import flood_test
 

@@ -107,7 +107,6 @@ def closed_page(answer: ClosedAnswer, scenario: Scenario | None = None) -> Page:
 def overload_page(answer: OverloadAnswer, scenario: Scenario | None = None) -> Page:
     """Show the answer where requests are refused, or clients leave."""
     fates = [answer.rates, *answer.stages, *answer.priorities]
-    latency = [] if answer.is_network else [_latency_section(answer)]
     return Page(
         title=scenario.name if scenario else "check",
         heading=heading_of(answer.system),
@@ -124,7 +123,12 @@ def overload_page(answer: OverloadAnswer, scenario: Scenario | None = None) -> P
             *_measured(scenario),
             *([] if answer.storm is None else [two_states_section(answer.storm)]),
             Section("Simulated", [run_in_words(answer.run)], notes=answer.warnings),
-            *latency,
+            _latency_section(answer),
+            *(
+                []
+                if answer.is_network
+                else figure_sections({answer.server.policy.name: answer.run})
+            ),
         ],
     )
 
@@ -168,10 +172,12 @@ def _latency_section(answer: Answer | ClosedAnswer | OverloadAnswer) -> Section:
         return _latency_of_run(answer.run)
     rows: list[tuple[str, ...]] = []
     strong = []
-    for metric, of in answer.latency.estimates.items():  # each over the ends of its interval
+    for key, of in (answer.by_metric or {}).items():  # each over the ends of its interval
+        place, _, metric = key.rpartition(".")
         statistics = [of[name] for name in STATISTICS]
         strong.append(len(rows))
-        rows.append((LIMITED[metric], *(seconds(estimate.value) for estimate in statistics)))
+        label = f"{LIMITED[metric]} at {place}" if place else LIMITED[metric]
+        rows.append((label, *(seconds(estimate.value) for estimate in statistics)))
         if any((estimate.low, estimate.high) != (None, None) for estimate in statistics):
             rows.append(("  from", *(seconds(estimate.low) for estimate in statistics)))
             rows.append(("  to", *(seconds(estimate.high) for estimate in statistics)))

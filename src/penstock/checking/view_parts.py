@@ -179,16 +179,18 @@ def _growth(tokens_per_s: float) -> str:
 
 def run_in_words(run: Run) -> str:
     """Say what one run did."""
+    guarded = run.rows is not None and run.rows.refusals is not None
+    others = f"{run.unfinished:,} {'not served' if guarded else 'unfinished'}"
     if run.ends is None:
         did = (
-            f"{counted(run.arrived, 'request')} ({run.unfinished:,} unfinished), "
+            f"{counted(run.arrived, 'request')} ({others}), "
             f"{run.n_batches:,} batches of {run.tokens_per_batch:,.0f} tokens on average, "
             f"{run.seconds:,.0f} s: {run.tokens_per_s:,.0f} tokens/s; a batch, however "
             f"small, runs {run.utilisation:.0%} of the time"
         )
     else:
         did = (
-            f"{counted(run.arrived, 'job')} ({run.unfinished:,} unfinished), "
+            f"{counted(run.arrived, 'job')} ({others}), "
             f"{counted(run.requests.height, 'request')}, {run.seconds:,.0f} s"
         )
     work = "backlog" if run.ends is None else "work that is left"

@@ -82,7 +82,7 @@ class FrontEndSection(Section):
 
 
 @with_keys_of(QueueLimit)
-class QueueLimitSection(Section):
+class QueueLimitSection(_ServerPart):
     """Whom a server, or a router, refuses on arrival; see `QueueLimit`."""
 
 

@@ -181,6 +181,10 @@ class WorkflowSection(Section):
         with within(where):
             made = self._build(name, where, folder, seed, gpus)
             if self.patience is not None:
+                if self.workload is not None and self.workload.patience is not None:
+                    raise InputError(
+                        f"{where} has patience, and its workload too; give one of them"
+                    )
                 with within("patience"):
                     made = made.with_patience(self.patience.build())
             if self.priority is None:

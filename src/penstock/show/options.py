@@ -74,7 +74,7 @@ class Form:
         sys.stdout.flush()
         self.begun = len(lines)
 
-    def written(self, what: str, paths: list[Path]) -> None:
+    def written(self, what: str, paths: Sequence[Path | str]) -> None:
         """Say on standard error which files were written, unless JSON is asked for."""
         if not self.as_json:
             print(f"{what}: {', '.join(map(str, paths))}", file=sys.stderr)
@@ -104,7 +104,7 @@ class Form:
             print_page(page, depth=depth, begun=self.begun)
             sys.stdout.flush()
         for what, paths in files.items():
-            self.written(what, paths)
+            self.written(what, paths or ["nothing to draw"])
         self.leave(is_no)
 
     def leave(self, is_no: bool) -> None:

@@ -17,6 +17,13 @@ ENGINE_NAMES = {
 }
 """What vLLM, SGLang and TensorRT-LLM call the limits, which a server takes under these names."""
 
+QUEUE_LIMITS = {
+    "requests": "max_num_queued_reqs",
+    "prompt_tokens": "max_num_queued_tokens",
+    "waiting": "max_queued_requests",
+}
+"""What vLLM and SGLang call the limits on a queue."""
+
 TENSOR_PARALLEL = ("tensor_parallel", "tensor_parallel_size", "tp_size", "tp")
 EXPERT_PARALLEL = ("expert_parallel", "expert_parallel_size", "ep_size", "ep")
 GPU_SHARE = ("gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction")
@@ -37,8 +44,7 @@ _GIVEN = {
     "clients who wait are `workload: {closed: {clients: ..., prompt: ..., output: ...}}`":
         "max_concurrency concurrency",
     "of a server it is `order: priority`": "enable_priority_scheduling",
-    "of a server it is `queue_limit: {FLAG: ...}`":
-        "max_num_queued_reqs max_num_queued_tokens max_queued_requests",
+    "of a server it is `queue_limit: {FLAG: ...}`": " ".join(QUEUE_LIMITS.values()),
     "counted in tokens it is `kv_tokens: ...`": "kv_cache_memory_bytes num_gpu_tokens",
     f"it is given as `{_SHAPE[:-2]}}}`": "model model_path",
     f"it is given as `{_SHAPE}tensor_parallel: ...}}`": " ".join(TENSOR_PARALLEL),

@@ -60,8 +60,10 @@ def asked_about(system: "System") -> "tuple[Any, ...]":
     return system if isinstance(system, tuple) else (system,)
 
 
-def is_guarded(system: "System") -> bool:
+def is_guarded(system: "System | Server") -> bool:
     """Whether requests may be refused, or their clients leave."""
+    if isinstance(system, Server):
+        return system.queue_limit is not None
     if isinstance(system, tuple):
         return system[0].patience is not None or system[1].queue_limit is not None
     return system.guarded
@@ -87,14 +89,13 @@ def refuse_of_guarded(**options: object) -> None:
             )
 
 
-def refuse_guarded(verb: str, *parts: object) -> None:
+def refuse_guarded(*systems: "System | Server") -> None:
     """Refuse limits on queues, and clients who leave, where only the long run without is known."""
-    system: Any = parts if len(parts) == 2 else parts[0]
-    if is_guarded(system):
+    if any(map(is_guarded, systems)):
         raise InputError(
-            f"{verb} is about requests that are all let in and wait for ever; leave out "
-            "queue_limit, router_limit and patience. With them every rate is stable, and "
-            "`penstock check` says who is served"
+            "with queue_limit, router_limit or patience every rate is stable, and `penstock check` "
+            "says who is served; this is answered of requests that are all let in and wait for "
+            "ever: leave these three out"
         )
 
 

@@ -126,10 +126,10 @@ class Network(Checked):
                 policy = server.policy
                 if patience is None or not patience.ends or policy.queue.lets_leave:
                     continue
+                drafts = " with drafts" if policy.memory.drafted_tokens else ""
                 raise InputError(
-                    f"clients of pool {name!r} leave before the end, but what "
-                    f"{policy.name} does then is not modelled; leave out ttft_ms and e2e_ms of "
-                    "their patience, or take vllm without drafts"
+                    f"clients leave before the end, but what {policy.name}{drafts} does then is "
+                    "not modelled; leave out ttft_ms and e2e_ms of their patience"
                 )
 
     @classmethod

@@ -5,11 +5,22 @@ from typing import Annotated
 
 from penstock.errors import InputError
 from penstock.fields import Checked, Key, Range
-from penstock.words import digits
+from penstock.system.engine_flags import QUEUE_LIMITS
 
 _REQUESTS = Range(1, 2**40, "requests", "without one request nobody is served; raise it")
 _TOKENS = Range(1, 2**50, "tokens", "without one token nobody is served; raise it")
 _TTFT = Range(1e-3, 1e9, "ms", "it is the time to a first token; give ms")
+_WORDS = {
+    "requests": "{:,} requests",
+    "waiting": "{:,} waiting",
+    "prompt_tokens": "{:,} prompt tokens",
+    "ttft_ms": "a TTFT of {:,.4g} ms",
+}
+
+
+def _key(limit: str) -> Key:
+    """Return what files call a limit: its own name, or as an engine does."""
+    return Key(limit, others=(QUEUE_LIMITS[limit],))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,15 +42,9 @@ class QueueLimit(Checked):
         before it in full batches, beside those who decode now.
     """
 
-    requests: Annotated[int, _REQUESTS, Key("requests", others=("max_num_queued_reqs",))] | None = (
-        None
-    )
-    waiting: Annotated[int, _REQUESTS, Key("waiting", others=("max_queued_requests",))] | None = (
-        None
-    )
-    prompt_tokens: (
-        Annotated[int, _TOKENS, Key("prompt_tokens", others=("max_num_queued_tokens",))] | None
-    ) = None
+    requests: Annotated[int, _REQUESTS, _key("requests")] | None = None
+    waiting: Annotated[int, _REQUESTS, _key("waiting")] | None = None
+    prompt_tokens: Annotated[int, _TOKENS, _key("prompt_tokens")] | None = None
     ttft_ms: Annotated[float, _TTFT] | None = None
 
     def settle(self) -> None:
@@ -59,12 +64,5 @@ class QueueLimit(Checked):
     @property
     def words(self) -> str:
         """What it lets in, in words."""
-        words = {
-            "requests": "{:,} requests",
-            "waiting": "{:,} waiting",
-            "prompt_tokens": "{:,} prompt tokens",
-        }
-        limits = [words[name].format(value) for name, value in self.stated.items() if name in words]
-        if self.ttft_ms is not None:
-            limits.append(f"a TTFT of {digits(self.ttft_ms / 1e3)} s")
+        limits = [_WORDS[name].format(value) for name, value in self.stated.items()]
         return f"refuses beyond {' or '.join(limits)}"

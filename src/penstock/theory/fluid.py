@@ -27,6 +27,7 @@ import numpy.typing as npt
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.inputs.arrays import Floats
+from penstock.system.kinds import refuse_guarded
 from penstock.system.server import Server
 from penstock.theory.attention import refuse_composition
 from penstock.theory.network.fluid import walk
@@ -192,6 +193,7 @@ def fluid(
     >>> path.time_s.tolist(), path.decode.tolist(), path.drain_s
     ([0.0, 6.0, 14.0], [0.0, 20.0, 0.0], 14.0)
     """
+    refuse_guarded(server)
     full = full_batch_rate(server)
     values = {
         "arrival rate": arrival_rate,

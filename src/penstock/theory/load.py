@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.errors import InputError
-from penstock.system.kinds import refuse_all_but_a_server
+from penstock.system.kinds import refuse_all_but_a_server, refuse_guarded
 from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
 from penstock.theory.attention import (
@@ -131,6 +131,7 @@ def refuse_no_rate(workload: Workload) -> None:
 def refuse_without_rate(asker: str, workload: Workload, server: Server) -> None:
     """Refuse what is no workload or server, and what has no rate."""
     refuse_all_but_a_server(asker, workload, server)
+    refuse_guarded((workload, server))
     refuse_no_rate(workload)
 
 

@@ -61,6 +61,18 @@ class Patience(Checked):
             if value is not None and not isinstance(value, Length):
                 why = "who waits for no time is never served; leave it out for no limit"
                 checks.number(f"the patience {name}", value, 1e-3, _LONGEST_MS, "ms", why)
+        if self.retries == 0:
+            for name in ("backoff_ms", "factor", "longest_ms", "jitter"):
+                if getattr(self, name) != getattr(type(self), name):
+                    raise InputError(
+                        f"{name} is {getattr(self, name):g}, but nobody comes again, so it says "
+                        "nothing; give retries, or leave it out"
+                    )
+        if self.longest_ms < self.backoff_ms:
+            raise InputError(
+                f"longest_ms is {self.longest_ms:g}, but the first back-off is {self.backoff_ms:g} "
+                "ms; raise longest_ms, or lower backoff_ms"
+            )
         if not self.ends and self.retries == 0:
             raise InputError(
                 "a patience without ttft_ms, e2e_ms or retries says nothing; give one of them, or "
