@@ -11,11 +11,11 @@ from penstock.checking.targets import Target, parsed_targets, refuse_gaps_of_one
 from penstock.checking.verdict import checked, verdict
 from penstock.simulation.progress import Progress, part_of
 from penstock.system.kinds import (
+    OF_CLIENTS,
+    OF_GUARDED,
     as_network,
     is_guarded,
     refuse,
-    refuse_of_clients,
-    refuse_of_guarded,
 )
 from penstock.system.outages import Outage, listed
 from penstock.system.prefix_cache import as_serving
@@ -27,13 +27,6 @@ if TYPE_CHECKING:
     from penstock.checking.closed_loop import ClosedAnswer
     from penstock.checking.overload import OverloadAnswer
     from penstock.system.network import Network
-
-
-def _overload(*asked: Any) -> "OverloadAnswer":
-    """Answer where requests may be refused, or clients leave."""
-    from penstock.checking.overload import overload_answer
-
-    return overload_answer(*asked)
 
 
 # Of the work, for the progress bar: the test of a server, and that of a network.
@@ -135,11 +128,15 @@ def check(
         refuse(jobs=jobs, seed=seed, outages=listed(outages) or None)
         refuse_gaps_of_one_token(limits, workload)
         if is_guarded((workload, server)):
-            refuse_of_guarded(precision=precision, alpha=alpha, resolution=resolution)
+            refuse(OF_GUARDED, precision=precision, alpha=alpha, resolution=resolution)
+            from penstock.checking import overload
+
             server = as_serving(workload, server)
-            return _overload((workload, server), requests, until, seed, limits, progress, certified)
+            return overload.overload_answer(
+                (workload, server), requests, until, None, limits, progress, certified
+            )
         if isinstance(workload, ClosedLoop):
-            refuse_of_clients(until=until, precision=precision, alpha=alpha, resolution=resolution)
+            refuse(OF_CLIENTS, until=until, precision=precision, alpha=alpha, resolution=resolution)
             from penstock.checking.closed_loop import closed_answer
 
             return closed_answer(workload, server, requests, limits, progress, certified)
@@ -156,8 +153,10 @@ def check(
         network = as_network("check", workload, server)
         refuse(requests=requests, alpha=alpha, estimate_memory=None if estimate_memory else False)
         if network.guarded:
-            refuse_of_guarded(precision=precision, resolution=resolution, outages=outages or None)
-            return _overload(network, jobs, until, seed, limits, progress, certified)
+            refuse(OF_GUARDED, precision=precision, resolution=resolution, outages=outages or None)
+            from penstock.checking import overload
+
+            return overload.overload_answer(network, jobs, until, seed, limits, progress, certified)
         from penstock.checking.check_network import JobsAsked, answer_of_network
         from penstock.system.network import own_seed
 

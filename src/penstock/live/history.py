@@ -97,13 +97,18 @@ class History:
         del self.intervals[:-_KEPT]
         return interval
 
+    @property
+    def seconds(self) -> float:
+        """Length of all intervals together."""
+        return sum(interval.seconds for interval in self.intervals)
+
     def rate_of(self, counter: str) -> float | None:
         """Return by how much a counter grew per second, None if it is not known."""
         changes = [interval.change(counter) for interval in self.intervals]
         known = [change for change in changes if change is not None]
         if not changes or len(known) < len(changes):
             return None
-        return sum(known) / sum(interval.seconds for interval in self.intervals)
+        return sum(known) / self.seconds
 
     @property
     def refused_per_s(self) -> float | None:
@@ -111,7 +116,7 @@ class History:
         if not self.intervals or self.intervals[-1].end.refused is None:
             return None
         refused = sum(_refused(interval.begin, interval.end) for interval in self.intervals)
-        return refused / sum(interval.seconds for interval in self.intervals)
+        return refused / self.seconds
 
     @property
     def left_per_s(self) -> float | None:
@@ -119,15 +124,13 @@ class History:
         have left; None if it is not known.
         """
         first, finished = self.rate_of("first_tokens"), self.rate_of("finished")
-        following = [interval.begin for interval in self.intervals[1:]]
-        ends = [interval.end for interval in self.intervals]
         # Who runs at the end of each stretch without a gap may finish yet.
-        ends = [end for end, begin in itertools.zip_longest(ends, following) if begin is not end]
+        following = itertools.zip_longest(self.intervals, self.intervals[1:])
+        ends = [of.end for of, later in following if later is None or later.begin is not of.end]
         running = [end.running + _SLACK for end in ends if end.running is not None]
         if first is None or finished is None or len(running) < len(ends):
             return None
-        seconds = sum(interval.seconds for interval in self.intervals)
-        return max(first - finished - sum(running) / seconds, 0.0)
+        return max(first - finished - sum(running) / self.seconds, 0.0)
 
     def _note_gap(self, seconds: float) -> None:
         """Say when scrapes are missing: what came and left between them is known all the same."""

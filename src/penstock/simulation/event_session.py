@@ -303,12 +303,11 @@ class EventSession(Session):
                 arrays[name] = arrays[name].view(np.recarray)
             arrays["job_root"][before:] += self.jobs.requests
         count = len(arrays["rows"])
-        heap = _longer(self.world.heap, int(self.clock.waiting_room), count)
-        leaves = _longer(self.world.leaves, int(self.clock.leaving), count)
+        for name, used in (("heap", self.clock.waiting_room), ("leaves", self.clock.leaving)):
+            arrays[name] = np.zeros((count, 2), np.int64)
+            arrays[name][:used] = getattr(self.world, name)[:used]
         self.jobs = Jobs.joined([self.jobs, jobs]) if before else jobs
-        self.world = self.world._replace(
-            **arrays, heap=heap, leaves=leaves, ready_now=np.zeros(count, np.int64)
-        )
+        self.world = self.world._replace(**arrays, ready_now=np.zeros(count, np.int64))
         rows = arrays["rows"]
         whole = rows.left.astype(np.int64) + rows.decodes
         be_patient(self.world.pools, int(whole.max(initial=0)))
@@ -505,13 +504,6 @@ class EventSession(Session):
         merged = rows[starts]
         merged[:, 2:4] = np.add.reduceat(rows[:, 2:4], starts)
         return batches, merged
-
-
-def _longer(heap: Ints, used: int, count: int) -> Ints:
-    """Return a heap with room for so many."""
-    longer = np.zeros((count, 2), np.int64)
-    longer[:used] = heap[:used]
-    return longer
 
 
 def _job_finish(rows: Rows, jobs: Jobs) -> Ints:

@@ -189,9 +189,7 @@ class JobsInTicks:
 
     def _patience(self, seconds: Floats) -> Ints:
         """Return how long clients wait; NEVER: for ever."""
-        ends = np.isfinite(seconds)
-        ticks = in_ticks("patience", np.where(ends, seconds, 0.0), self.tick_s)
-        return np.where(ends, np.maximum(ticks, 1), NEVER)
+        return np.clip(np.rint(seconds / self.tick_s), 1, NEVER).astype(np.int64)
 
     def _front(self, jobs: Jobs, pool_of: Ints) -> Ints:
         """Return the ticks of each request at its front end; nothing where no pool has one."""

@@ -79,16 +79,6 @@ def unguarded(system: "System") -> "System":
     return system.unguarded
 
 
-def refuse_of_guarded(**options: object) -> None:
-    """Refuse what only requests that are all let in and wait for ever have; None is not given."""
-    for name, value in options.items():
-        if value is not None:
-            raise InputError(
-                f"{name} is {checks.shown(value)}, but with limits on the queue, or clients who "
-                "leave, nothing is tested: who is served is simulated; leave it out"
-            )
-
-
 def refuse_guarded(*systems: "System | Server") -> None:
     """Refuse limits on queues, and clients who leave, where only the long run without is known."""
     if any(map(is_guarded, systems)):
@@ -133,18 +123,19 @@ def refuse_all_but_a_server(verb: str, workload: object, server: object) -> None
         )
 
 
-def refuse(**options: object) -> None:
-    """Refuse what only the other kind of system has; None is not given."""
-    for name, value in options.items():
-        if value is not None:
-            raise InputError(f"{name} is {checks.shown(value)}, but {_REFUSED[name]}")
+OF_CLIENTS = (
+    "a closed loop is stable by construction, and its run is as long as `requests` says; leave it "
+    "out"
+)
+OF_GUARDED = (
+    "with limits on the queue, or clients who leave, nothing is tested: who is served is "
+    "simulated; leave it out"
+)
+"""Why options of tests are refused where there is nothing to test."""
 
 
-def refuse_of_clients(**options: object) -> None:
-    """Refuse what only arrivals at a rate have; None is not given."""
+def refuse(because: str = "", **options: object) -> None:
+    """Refuse what only the other kind of system has, or for a reason; None is not given."""
     for name, value in options.items():
         if value is not None:
-            raise InputError(
-                f"{name} is {checks.shown(value)}, but a closed loop is stable by construction, "
-                "and its run is as long as `requests` says; leave it out"
-            )
+            raise InputError(f"{name} is {checks.shown(value)}, but {because or _REFUSED[name]}")

@@ -88,14 +88,7 @@ class Network(Checked):
     def unguarded(self) -> "Network":
         """The same network with nobody refused, whose clients wait for ever."""
         pools = {
-            name: dataclasses.replace(
-                pool,
-                servers=tuple(
-                    (dataclasses.replace(server, queue_limit=None), count)
-                    for server, count in pool.servers
-                ),
-                router_limit=None,
-            )
+            name: dataclasses.replace(pool.with_servers(without_limit), router_limit=None)
             for name, pool in self.pools.items()
         }
         workflows = [workflow.with_patience(None) for workflow in self.workflows]
@@ -106,16 +99,14 @@ class Network(Checked):
         """The same network, of whose replicas each has one queue, from which requests can be
         taken: with policies of the paper too.
         """
-        pools = {}
+        pools = {name: pool.with_servers(with_queue) for name, pool in self.pools.items()}
         for name, pool in self.pools.items():
-            servers = tuple((with_queue(server), count) for server, count in pool.servers)
-            if servers != pool.servers and not pool.order.single_line:
+            if pools[name] is not pool and not pool.order.single_line:
                 raise InputError(
                     f"the order of pool {name!r} is {pool.order.name}, whose lines have no limits "
                     "and whose clients do not leave here; leave out the order, or limits and "
                     "patience"
                 )
-            pools[name] = dataclasses.replace(pool, servers=servers)
         self._refuse_who_cannot_leave()
         return dataclasses.replace(self, pools=pools)
 
@@ -145,10 +136,7 @@ class Network(Checked):
         if not any(server.front_end for pool in self.pools.values() for server, _ in pool.servers):
             return self
         pools = {
-            name: dataclasses.replace(
-                pool,
-                servers=tuple((server.behind_front_end, count) for server, count in pool.servers),
-            )
+            name: pool.with_servers(lambda server: server.behind_front_end)
             for name, pool in self.pools.items()
         }
         return dataclasses.replace(self, pools=pools)
@@ -161,9 +149,9 @@ class Network(Checked):
         workflows = list(self.workflows)
         for index, workflow in enumerate(workflows):
             visited = {stage.pool for stage in workflow.stages.values()}
-            for name in visited:
-                known = workflow.goes_on or workflow.prefixes is not None
-                pools[name] = pools[name].serving(known)
+            known = workflow.goes_on or workflow.prefixes is not None
+            serving = functools.partial(Server.serving, names=known)
+            pools |= {name: pools[name].with_servers(serving) for name in visited}
             by_engines = not any(pools[name].server.by_lines for name in visited)
             caches = any(pools[name].caches_prefixes for name in visited)
             if isinstance(workflow, Workflow):
@@ -786,6 +774,11 @@ def _checked_workflows(workflows: Any) -> tuple[Workflow | Sessions, ...]:
             f"two workflows are called {twice!r}, so which is meant is unclear; rename one of them"
         )
     return tuple(workflows)
+
+
+def without_limit(server: Server) -> Server:
+    """Return a server that refuses nobody."""
+    return dataclasses.replace(server, queue_limit=None)
 
 
 def with_queue(server: Server) -> Server:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from penstock import checks
@@ -117,12 +117,12 @@ class Pool(Checked):
         """Whether some of its replicas keep what prompts begin with for others."""
         return any(server.caches_prefixes for server, _ in self.servers)
 
-    def serving(self, names: bool) -> "Pool":
-        """Return the pool with servers that serve as `Server.serving` says."""
-        servers = [(server.serving(names), count) for server, count in self.servers]
+    def with_servers(self, changed: Callable[[Server], Server]) -> "Pool":
+        """Return the pool with each server as it is when changed."""
+        servers = tuple((changed(server), count) for server, count in self.servers)
         if all(new is old for (new, _), (old, _) in zip(servers, self.servers, strict=True)):
             return self
-        return dataclasses.replace(self, servers=servers)  # type: ignore[arg-type]
+        return dataclasses.replace(self, servers=servers)
 
     @property
     def order_name(self) -> str:

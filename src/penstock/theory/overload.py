@@ -8,19 +8,9 @@ several, or none.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
-
-from penstock.inputs.arrays import Floats
-
-
-class Loss(NamedTuple):
-    """What becomes of Poisson arrivals at a queue in the long run."""
-
-    lost: float  # share that is refused, or leaves
-    waiting: float  # mean number that waits
-    wait_s: float  # mean time until service, of those who are served or leave
+from scipy import optimize
 
 
 def least_lost(rate: float, capacity: float) -> float:
@@ -28,41 +18,30 @@ def least_lost(rate: float, capacity: float) -> float:
     return max(0.0, 1 - capacity / rate)
 
 
-def with_limit(rate: float, service_s: float, servers: int, most: int) -> Loss:
-    """Return M/M/c/K: arrivals at a ``rate``, ``servers`` that take ``service_s`` each, and room
-    for ``most`` requests, those in service included.
+def lost_in_queue(
+    rate: float,
+    service_s: float,
+    servers: int,
+    *,
+    most: int | None = None,
+    patience_s: float = math.inf,
+) -> float:
+    """Return the share that M/M/c/K+M loses: arrivals at a ``rate``, ``servers`` that take
+    ``service_s`` each, room for ``most`` requests, those in service included (None: for all), and
+    clients who wait for ``patience_s`` at most, on average.
 
-    P(n) is proportional to a^n / n! up to c, and to (a/c)^(n-c) beyond; who comes at n = K is lost
-    (PASTA).
+    A birth and death chain: from n > c requests go at c / S + (n - c) / P (Erlang A, Palm 1957).
+    Who comes at n = K is lost (PASTA), and so is who leaves: the mean number that waits over P.
     """
-    n = np.arange(1, most + 1)
-    chance = _chances(np.log(rate * service_s / np.minimum(n, servers)))
-    waiting = float(chance @ np.maximum(np.arange(most + 1) - servers, 0))
-    lost = float(chance[-1])
-    return Loss(lost, waiting, waiting / (rate * (1 - lost)))
-
-
-def with_patience(rate: float, service_s: float, servers: int, patience_s: float) -> Loss:
-    """Return M/M/c+M (Erlang A): arrivals at a ``rate``, ``servers`` that take ``service_s`` each,
-    and clients who wait for ``patience_s`` at most, on average.
-
-    A birth and death chain: from n > c requests go at c / S + (n - c) / P (Palm, 1957). Each
-    arrival is served or leaves, so the share that leaves is waiting / (P rate).
-    """
-    # No more than twice as many wait as would if none were served, or a few.
-    most = servers + math.ceil(2 * rate * patience_s + 50)
-    n = np.arange(1, most + 1)
-    leaves = np.minimum(n, servers) / service_s + np.maximum(n - servers, 0) / patience_s
-    chance = _chances(np.log(rate / leaves))
-    waiting = float(chance @ np.maximum(np.arange(most + 1) - servers, 0))
-    return Loss(waiting / (patience_s * rate), waiting, waiting / rate)
-
-
-def _chances(steps: Floats) -> Floats:
-    """Return the distribution of a birth and death chain from the logarithms of its ratios."""
-    weights = np.concatenate([[0.0], np.cumsum(steps)])
-    weights = np.exp(weights - weights.max())
-    return np.asarray(weights / weights.sum())
+    if most is None:  # no more than twice as many wait as would if none were served, or a few
+        most = servers + math.ceil(2 * rate * patience_s + 50)
+    n = np.arange(most + 1)
+    wait = np.maximum(n - servers, 0)
+    leaves = np.minimum(n, servers) / service_s + wait / patience_s
+    weights = np.concatenate([[0.0], np.cumsum(np.log(rate / leaves[1:]))])
+    chance = np.exp(weights - weights.max())
+    chance /= chance.sum()
+    return float(chance[-1] + chance @ wait / (patience_s * rate))
 
 
 def offered_with_retries(
@@ -80,20 +59,11 @@ def offered_with_retries(
 
     def beyond(offered: float) -> float:
         lost = min(max(1 - served(offered) / offered, 0.0), 1.0)
-        tries = 1 / (1 - lost) if lost < 1 else math.inf
-        if math.isfinite(retries):
-            tries = sum(lost**k for k in range(int(retries) + 1))
+        tries = retries + 1 if lost == 1 else (1 - lost ** (retries + 1)) / (1 - lost)
         return rate * tries - offered
 
     grid = rate * np.geomspace(1.0, most, 4_000)
-    values = [beyond(offered) for offered in grid]
-    points = [float(rate)] if abs(values[0]) < 1e-12 * rate else []
-    for place in range(len(grid) - 1):
-        if values[place] > 0 >= values[place + 1] or values[place] < 0 <= values[place + 1]:
-            low, high = grid[place], grid[place + 1]
-            for _ in range(60):
-                middle = (low + high) / 2
-                same = (beyond(middle) > 0) == (values[place] > 0)
-                low, high = (middle, high) if same else (low, middle)
-            points.append(float(low))
-    return tuple(points)
+    above = np.array([beyond(offered) > 1e-12 * rate for offered in grid])
+    turns = np.flatnonzero(above[:-1] != above[1:])
+    points = [optimize.bisect(beyond, grid[place], grid[place + 1]) for place in turns]
+    return (*([] if above[0] else [float(rate)]), *points)
