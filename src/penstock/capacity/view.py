@@ -288,7 +288,7 @@ def queue_page(answer: RecommendedLimit, scenario: Scenario) -> Page:
         rest="all limits that were tried",
         sections=[
             Section("At each load", tables=[table(at_loads)], why=True),
-            Section("Limits that were tried", figures=lambda: [_curve(answer.curve)]),
+            Section("Limits that were tried", figures=lambda: [_curve(answer)]),
             Section("All of them", tables=[table(answer.curve)]),
         ],
     )
@@ -305,23 +305,30 @@ def _by_load(shown: Sequence[str], what: str) -> str:
     return f"{by_load[0.5]}{what} at half of this load, {by_load[1]} at it, {by_load[2]} at twice"
 
 
-def _curve(tried: Sequence[LimitAt]) -> Figure:
-    """Draw the goodput of limits, and which of them keep the targets."""
-    points = pl.DataFrame(
-        [
-            {"limit": at.limit, "goodput": at.goodput, "targets": "kept" if at.met else "missed"}
-            for at in tried
-        ]
+def _curve(answer: RecommendedLimit) -> Figure:
+    """Draw the goodput of limits, which of them keep the targets, and the one that is right."""
+    tried, named = answer.curve, answer.best
+    points = [
+        {"limit": at.limit, "goodput": at.goodput, "targets": "kept" if at.met else "missed"}
+        for at in tried
+    ]
+    points.append(
+        {"limit": named.limit, "goodput": named.goodput, "targets": "kept: the right one"}
     )
-    looks = {"kept": (COLOURS[0], "circle"), "missed": (COLOURS[1], "cross")}
+    looks = {
+        "kept": (COLOURS[0], "circle"),
+        "missed": (COLOURS[1], "cross"),
+        "kept: the right one": (COLOURS[2], "diamond"),
+    }
     by = By("targets", looks, "Targets", look="color shape")
     marks = (
         mark("line", "limit", "goodput", color="#888"),
         mark("point", "limit", "goodput", by),
     )
-    what = tried[0].kind.replace("_", " ")
-    x = Axis(f"Limit on {what}", log=True)
-    chart = plot(points, *marks, x=x, y=Axis("Served within the targets (requests/s)"))
-    caption = f"At {LOADS[-1]:g} times the load, on the same requests."
+    what = named.kind.replace("_", " ")
+    x, y = Axis(f"Limit on {what}", log=True), Axis("Served within the targets (requests/s)")
+    chart = plot(pl.DataFrame(points), *marks, x=x, y=y)
+    targets = " and ".join(map(str, answer.targets))
+    caption = f"At {LOADS[-1]:g} times the load, on the same requests; targets: {targets}."
     text = f"Goodput by the limit on {what}; the most is {max(at.goodput for at in tried):,.4g}/s."
     return Figure("queue_limits", "Limits on the queue", {text: chart}, [table(tried)], caption)
