@@ -62,11 +62,11 @@ class Storm(AsData):
     def reason(self) -> str:
         """Say it in a sentence."""
         return (
-            f"without a burst {self.lost_before:.0%} of the requests are lost, and so at up to "
-            f"about {self.holds:,.3g} requests/s; but with about {self.burst:,} requests at once, "
-            f"beside those that arrive, half of the runs fall: {self.lost_after:.0%} are lost "
-            f"still {span_of_time(self.held_s)} later, as clients come again, and it heals only "
-            f"where the load falls to about {self.heals:,.3g} requests/s"
+            f"calm, {self.lost_before:.0%} of the requests are lost, at up to about "
+            f"{self.holds:,.3g} requests/s; about {self.burst:,} requests at once, beside those "
+            f"that arrive, bring half of the runs into a storm of retries: {self.lost_after:.0%} "
+            f"are lost, still {span_of_time(self.held_s)} later. It heals where the load falls to "
+            f"about {self.heals:,.3g} requests/s"
         )
 
 
