@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from penstock.checking.metastable import bisected, with_burst
+from penstock.checking.bursts import bisected, with_burst
 from penstock.inputs.arrays import Floats
 from penstock.kernel.records import LEFT, REFUSED
 from penstock.show.answers import AsData, Meaning
