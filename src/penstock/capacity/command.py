@@ -132,31 +132,27 @@ def recommend(
 
     if form.figures is not None and not queue:
         raise InputError("recommend draws the limits of --queue alone; leave out --figures")
+    if not has_length and (queue or chosen.workload.rows is not None):
+        del options["requests"]  # a whole trace has more than a comparison needs
     if queue:
-        _recommend_queue(chosen, options, has_length, form)
+        _recommend_queue(chosen, options, form)
         return
     if "policies" in options:
         options["policies"] = values_of("policies", options["policies"], chosen.folder)
-    if chosen.workload.rows is not None and not has_length:
-        del options["requests"]  # a whole trace has more than a comparison needs
     with simulating("Comparing") as show:
         found = study.recommend(chosen.workload, chosen.server, **options, progress=show)
     is_no = found.verdict != "stable" or found.recommended.missed
     form.show(found.page(chosen), found.as_dict(), is_no=is_no)
 
 
-def _recommend_queue(
-    chosen: "Scenario", options: dict[str, Any], has_length: bool, form: Form
-) -> None:
+def _recommend_queue(chosen: "Scenario", options: dict[str, Any], form: Form) -> None:
     """Say which limit on the queue is right."""
     from penstock.capacity.queue_limit import recommend_queue
     from penstock.show.compiling import simulating
 
-    for name in ("policies", "objective"):
-        if options.get(name) is not None:
+    for name in ("policies", "objective", "precision"):
+        if options.pop(name, None) is not None:
             raise InputError(f"--{name} says nothing beside --queue; leave it out")
-    asked = ("targets", "requests") if has_length else ("targets",)
-    options = {"targets": ()} | {name: options[name] for name in asked if name in options}
     with simulating("Trying limits") as show:
         found = recommend_queue(chosen.workload, chosen.server, **options, progress=show)
     form.show(found.page(chosen), found.as_dict())

@@ -113,7 +113,7 @@ def recommend_queue(
     workload: Workload,
     server: Server,
     *,
-    targets: Sequence[Target | str],
+    targets: Sequence[Target | str] = (),
     requests: int | None = None,
     progress: Progress | None = None,
 ) -> RecommendedLimit:

@@ -271,7 +271,7 @@ def _compose(world: World, batch: Any, engine: Any, pool: Any, at_once: bool) ->
         # Two that take each other's memory in turn would go on for ever.
         if engine.batch.preempted > 0:
             engine.barren += 1
-            if engine.barren > pool.patience:
+            if engine.barren > pool.most_barren:
                 return ENDLESS
         prefill = _prefill_tokens(world, engine)
         decodes = engine.batch.decodes + engine.batch.wasted

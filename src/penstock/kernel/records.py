@@ -211,7 +211,7 @@ POOL = record(
     by_lines lines repeats first_stage
     rule block_size watermark admission by_priority came_as waits_among_running
     grows reserves_last chunked caching radix ahead longest drafts
-    names_ahead names_outputs patience hash_block plans_late cell_columns
+    names_ahead names_outputs most_barren hash_block plans_late cell_columns
     evicts full_batch
     """,
     of_rule=WORDS_OF_RULE,
@@ -237,7 +237,7 @@ those that run, too; whether requests take blocks as they decode, or need one fo
 is never computed, whether prompts may be cut, whether prefixes are reused, in blocks by name or in
 a tree, whether a batch is composed when the one before it starts, the longest context, drafts that
 a decode verifies. ``names_ahead``: tokens after a block that its name stands for, too;
-``names_outputs``: whether recorded ids go on where prompts end; ``patience``: batches without an
+``names_outputs``: whether recorded ids go on where prompts end; ``most_barren``: batches without an
 output before preemptions are said to go on for ever. ``plans_late``: whether it may as well be
 composed at the end of a run of decodes (`LATER`); then an arrival cuts the run whatever
 ``arrival_ends`` says. ``cell_columns``: of `World.cells`. ``evicts``: by which the ranks of two

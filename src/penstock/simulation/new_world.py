@@ -38,7 +38,7 @@ SERIES_INSTANTS = 2000
 _MOST_SERIES, _FEWEST_INSTANTS = 2**22, 64  # values of a series, instants
 _PLACES = 2**17  # of a multiset: twice as many as there are times within 0.05% of each other
 _FIRST_SLOTS = 256  # where nothing bounds how many requests run
-_PATIENCE = 1_024  # batches that preempt somebody and bring nobody an output
+_MOST_BARREN = 1_024  # batches that preempt somebody and bring nobody an output
 _ROWS = 65_536  # that are kept of batches, and of who gets what, before they are moved away
 _ADMISSIONS = {
     "input": records.INPUT,
@@ -191,7 +191,7 @@ def _pools(
     first = np.unique(pools_of, return_index=True)[1]
     ends = np.cumsum(pools.fronts[first])
     pools.first_front = (ends - pools.fronts[first])[np.searchsorted(pools_of[first], pools_of)]
-    pools.retention = pools.patience = NEVER
+    pools.retention = pools.most_barren = NEVER
     # A batch composed late admits without asking for room in the one table of slots for all.
     bounded = pools.running_scope.astype(bool) & (pools.batch_size < NO_LIMIT)
     pools.plans_late &= (bounded | (pools.by_lines != 0)).all()
@@ -514,7 +514,7 @@ def be_patient(pools: Any, longest: int) -> None:
     """Say for how many batches without output requests may preempt each other."""
     # The first of a running list that nobody passes has its prefill done after as many batches as
     # tokens.
-    pools.patience = _PATIENCE + 16 * longest
+    pools.most_barren = _MOST_BARREN + 16 * longest
 
 
 def declared_of(

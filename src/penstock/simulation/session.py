@@ -145,7 +145,7 @@ class Session(abc.ABC):
                 "the KV memory or the token budget"
             )
         if status == records.ENDLESS:
-            batches = int(self.world.pools.patience.max())
+            batches = int(self.world.pools.most_barren.max())
             raise InputError(
                 f"policy {policy!r}{where} preempts for ever: up to {when[3:]} it took memory from "
                 f"requests in more than {batches:,} batches, while none got an output; raise the "
