@@ -1,5 +1,6 @@
 """The commands ``penstock region``, ``max-rate`` and ``recommend``."""
 
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,7 +124,7 @@ def recommend(
     policies
         Policies to try, separated by commas, from simple to subtle.
     """
-    has_length = "requests" in options
+    given = {*options}
     choices = {"seed": seed, **options}
     chosen, options = chosen_scenario(scenario, form, choices, server_alone=_CHOICE_OF_NETWORK)
     from penstock.capacity import recommend as study
@@ -132,9 +133,14 @@ def recommend(
 
     if form.figures is not None and not queue:
         raise InputError("recommend draws the limits of --queue alone; leave out --figures")
-    if not has_length and (queue or chosen.workload.rows is not None):
+    if "requests" not in given and (queue or chosen.workload.rows is not None):
         del options["requests"]  # a whole trace has more than a comparison needs
     if queue:
+        usual = inspect.signature(study.recommend).parameters
+        for name in given - {"targets", "requests"}:
+            if options[name] != usual[name].default:
+                option = f"--{name.replace('_', '-')}"
+                raise InputError(f"{option} says nothing beside --queue; leave it out")
         _recommend_queue(chosen, options, form)
         return
     if "policies" in options:
@@ -150,9 +156,7 @@ def _recommend_queue(chosen: "Scenario", options: dict[str, Any], form: Form) ->
     from penstock.capacity.queue_limit import recommend_queue
     from penstock.show.compiling import simulating
 
-    for name in ("policies", "objective", "precision"):
-        if options.pop(name, None) is not None:
-            raise InputError(f"--{name} says nothing beside --queue; leave it out")
+    asked = {name: options[name] for name in ("targets", "requests") if name in options}
     with simulating("Trying limits") as show:
-        found = recommend_queue(chosen.workload, chosen.server, **options, progress=show)
+        found = recommend_queue(chosen.workload, chosen.server, **asked, progress=show)
     form.show(found.page(chosen), found.as_dict())
