@@ -110,7 +110,7 @@ def test_a_job_fails_with_its_first_call_that_does():
         ({"policy": "sglang", "kv_tokens": 30_000}, "what sglang does then is not modelled"),
         (
             {"policy": "vllm", "kv_tokens": 30_000, "policy_params": {"drafts": 2, "acceptance": 0.5}},
-            "what vllm does then is not modelled",
+            "what vllm with drafts does then is not modelled",
         ),
     ],
 )

@@ -11,7 +11,7 @@ from penstock.simulation.intervals import ratio_interval
 from penstock.simulation.rows import recorded
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
-from penstock.system.kinds import refuse_guarded
+from penstock.system.kinds import refuse_all_but_a_server, refuse_guarded
 from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
 from penstock.workload.lengths import Length, Recorded
@@ -93,6 +93,7 @@ def memory_estimate(
     >>> round(ps.memory_estimate(chat, server).rate, 1)  # with sure batch times of 46.75 ms: 5.7
     4.8
     """
+    refuse_all_but_a_server("memory_estimate", workload, server)
     refuse_guarded((workload, server))
     if server.memory is None:
         raise InputError(

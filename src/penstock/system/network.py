@@ -99,15 +99,15 @@ class Network(Checked):
         """The same network, of whose replicas each has one queue, from which requests can be
         taken: with policies of the paper too.
         """
-        pools = {name: pool.with_servers(with_queue) for name, pool in self.pools.items()}
         for name, pool in self.pools.items():
-            if pools[name] is not pool and not pool.order.single_line:
+            if pool.server.by_lines and not pool.order.single_line:
                 raise InputError(
                     f"the order of pool {name!r} is {pool.order.name}, whose lines have no limits "
                     "and whose clients do not leave here; leave out the order, or limits and "
                     "patience"
                 )
         self._refuse_who_cannot_leave()
+        pools = {name: pool.with_servers(with_queue) for name, pool in self.pools.items()}
         return dataclasses.replace(self, pools=pools)
 
     def _refuse_who_cannot_leave(self) -> None:

@@ -193,8 +193,8 @@ def fluid(
     >>> path.time_s.tolist(), path.decode.tolist(), path.drain_s
     ([0.0, 6.0, 14.0], [0.0, 20.0, 0.0], 14.0)
     """
-    refuse_guarded(server)
     full = full_batch_rate(server)
+    refuse_guarded(server)
     values = {
         "arrival rate": arrival_rate,
         "prompt": prompt,
