@@ -16,7 +16,7 @@ from penstock.scenario.scenario import Scenario
 from penstock.show.page import MOST_LINES, Line
 from penstock.system.server import Server
 from penstock.theory.operating_point import OperatingPoint
-from penstock.words import between, sentence
+from penstock.words import between, digits, sentence
 
 _MOST_NAMED = 4  # rates in one line
 _ALL = 0.995  # share of a limit that is called all of it
@@ -212,13 +212,14 @@ def head_of_region(answer: LoadInRegion, scenario: Scenario) -> list[Line]:
         own = f"{policy} carries {point.own_max_rate:,.4g} requests/s at this budget"
         lines.append(Line("Its own", f"{own}, by a fluid argument."))
     if (exact := answer.exact) is not None:
-        most = f"{exact.upper:,.4g} requests/s"
+        # Both are told to a thousandth.
+        most = f"{digits(exact.upper)} requests/s"
         text = f"counting that prompts end, no scheduler carries more than {most}"
         text += f", {share_of(exact.upper / point.max_rate)} of that limit"
         if exact.upper >= (1 - 1e-9) * point.max_rate:
             text = "that prompts end costs nothing here"
         if scenario.server.scope == "batch":
-            text += f"; the best carries {exact.rate:,.4g}"
+            text += f"; the best carries {digits(exact.rate)}"
         lines.append(Line("Exact", sentence(text)))
     lines.append(Line("Held by", f"{held_by(point)}."))
     if inside:
