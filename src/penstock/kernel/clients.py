@@ -31,6 +31,7 @@ from penstock.kernel.running import (
     count_growth,
     done_by,
     give_back_ahead,
+    leave_list,
     peak_of,
     preempt,
     unqueue,
@@ -259,13 +260,14 @@ def _put_back(world: World, engine: Any, pool: Any, place: int) -> None:
     count_growth(world, engine, pool, slot, 1)
 
 
-@apart(types.void(A_WORLD, AN_ENGINE, NUMBER, NUMBER))
-def leave_unserved(world: World, engine: Any, request: int, in_vain: int) -> None:
-    """Let a request go without its last token, which is out, as its client has left; the batch
-    composed ahead has so many tokens for it.
-    """
-    row = world.rows[request]
+@apart(types.void(A_WORLD, AN_ENGINE, NUMBER))
+def leave_unserved(world: World, engine: Any, place: int) -> None:
+    """Let a request go without its last token, which is out, as its client has left."""
+    slot = world.slots[place]
+    request, row = np.int64(slot.request), world.rows[slot.request]
     tokens = np.int64(row.left) + row.decodes
+    in_vain = np.int64(slot.taken) if slot.left == IN_FLIGHT else 0  # of a batch composed ahead
+    leave_list(world, engine, place)
     engine.gone -= 1
     engine.changed = 1
     world.tries[request].wasted += tokens + in_vain - world.tries[request].found

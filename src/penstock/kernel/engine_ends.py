@@ -311,10 +311,7 @@ def _leave(world: World, replica: Any, engine: Any, place: int) -> None:
     row = world.rows[request]
     stage = world.stages[row.stage]
     if engine.gone > 0 and world.tries[request].gone >= 0:
-        in_flight = world.slots[place].left == IN_FLIGHT
-        in_vain = np.int64(world.slots[place].taken) if in_flight else 0
-        leave_list(world, engine, place)
-        leave_unserved(world, engine, request, in_vain)
+        leave_unserved(world, engine, place)
         return
     leave_list(world, engine, place)
     engine.finished += 1
