@@ -159,10 +159,10 @@ def open_session(
         return PaperSession(server, record, tick_s, compress, stop)
     # Imported here, as a paper server alone does without the loop of all others.
     from penstock.simulation.event_session import EventSession
-    from penstock.system.network import Network
+    from penstock.system.network import Network, with_queue
 
     # A session of one server records a queue, not lines.
-    network = Network.single(workload, server).served_by_queues
+    network = Network.single(workload, with_queue(server))
     return EventSession(network, tick_s, compress, stop, record, of_server=True, renewals=renewals)
 
 

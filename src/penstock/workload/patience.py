@@ -1,6 +1,7 @@
 """How long clients wait, and whether they come again when they were refused or gave up."""
 
 import dataclasses
+import functools
 from typing import Annotated
 
 import numpy as np
@@ -112,23 +113,31 @@ class Patience(Checked):
         waits = (self.backoff_ms * self.factor**n for n in range(self.retries))
         return [min(wait, self.longest_ms) / 1e3 for wait in waits]
 
-    def drawn(self, jobs: Jobs, clients: "Clients") -> Jobs:
-        """Return jobs whose clients have this patience."""
-        count = jobs.requests
+
+@dataclasses.dataclass(frozen=True)
+class Clients:
+    """Clients who have some patience, and what it is drawn from."""
+
+    patience: Patience | None
+    seed: int
+
+    @functools.cached_property
+    def _streams(self) -> list[np.random.Generator]:
+        spawned = np.random.SeedSequence((self.seed, 4)).spawn(3)
+        return [np.random.default_rng(each) for each in spawned]
+
+    def of(self, jobs: Jobs) -> Jobs:
+        """Return jobs that they send."""
+        patience, count = self.patience, jobs.requests
+        if patience is None:
+            return jobs
+        ttft, e2e, luck = self._streams
         return dataclasses.replace(
             jobs,
-            ttft_limit_s=_seconds(self.ttft_ms, clients.ttft, count),
-            e2e_limit_s=_seconds(self.e2e_ms, clients.e2e, count),
-            luck=clients.luck.integers(0, 2**32, count, np.uint32) if self.retries else None,
+            ttft_limit_s=_seconds(patience.ttft_ms, ttft, count),
+            e2e_limit_s=_seconds(patience.e2e_ms, e2e, count),
+            luck=luck.integers(0, 2**32, count, np.uint32) if patience.retries else None,
         )
-
-
-class Clients:
-    """What the patience of a workload is drawn from, each part by itself."""
-
-    def __init__(self, seed: int) -> None:
-        spawned = np.random.SeedSequence((seed, 4)).spawn(3)
-        self.ttft, self.e2e, self.luck = map(np.random.default_rng, spawned)
 
 
 def _seconds(

@@ -144,7 +144,7 @@ class Sessions:
         if seed is None:
             seed = self.seed
         arrival, draw, coin = _streams(checked_seed(seed))
-        clients = Clients(checked_seed(seed))
+        clients = Clients(self.patience, checked_seed(seed))
         origin, done = None, 0
         for block in self.arrivals.blocks(arrival):
             origin = block[0] if origin is None else origin
@@ -154,8 +154,7 @@ class Sessions:
                 else:
                     chosen = draw.integers(0, self.recorded.count, times.size)
                 done += times.size
-                jobs = self._at(times - origin, chosen, coin)
-                yield jobs if self.patience is None else self.patience.drawn(jobs, clients)
+                yield clients.of(self._at(times - origin, chosen, coin))
 
     def jobs(self, count: int, seed: int | None = None) -> Jobs:
         """Return the first ``count`` sessions."""

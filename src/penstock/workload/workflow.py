@@ -299,7 +299,7 @@ class Workflow:
         if seed is not None:
             arrivals = arrivals.with_seed(seed)
         streams = Streams((arrivals.seed, 2), len(self.stages))
-        waits = Clients(arrivals.seed)
+        clients = Clients(arrivals.patience, arrivals.seed)
         plan, recorded = self._plan, arrivals.prefixes is not None
         at_a_time = self._drawing.at_a_time
         done = 0
@@ -313,7 +313,7 @@ class Workflow:
                 first = done if recorded else None
                 done += jobs.count
                 jobs = inherited(jobs, some, plan.prompt, plan.output, self.priority, first)
-                yield jobs if arrivals.patience is None else arrivals.patience.drawn(jobs, waits)
+                yield clients.of(jobs)
 
     def jobs(self, count: int, seed: int | None = None) -> Jobs:
         """Return the first ``count`` jobs."""

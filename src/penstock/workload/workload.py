@@ -427,14 +427,13 @@ class Workload:
     def jobs(self) -> Iterator[Jobs]:
         """Yield the requests as jobs of one request each, by blocks as `blocks` does."""
         first = 0
-        clients = Clients(self.seed)
+        clients = Clients(self.patience, self.seed)
         for requests in self.blocks():
             prefix = None
             if self.prefixes is not None:
                 prefix = np.arange(first, first + requests.arrival_s.size)
             first += requests.arrival_s.size
-            jobs = Jobs.of_requests(requests, prefix)
-            yield jobs if self.patience is None else self.patience.drawn(jobs, clients)
+            yield clients.of(Jobs.of_requests(requests, prefix))
 
     def requests(self, count: int) -> Requests:
         """Return the first ``count`` requests."""
