@@ -95,6 +95,23 @@ def record(*parts: tuple[Any, str], of_rule: int = 0, **fields: str) -> np.dtype
     return np.dtype(named, align=True)
 
 
+class Table(np.recarray):
+    """Records whose fields are attributes, which Numpy's own look up three times as slowly."""
+
+    __getattribute__ = np.ndarray.__getattribute__
+
+    def __getattr__(self, name: str) -> Any:
+        if name in (self.dtype.names or ()):
+            return self[name]
+        raise AttributeError(f"{self.dtype} has no field {name}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in (self.dtype.names or ()):
+            self[name] = value
+        else:
+            super().__setattr__(name, value)
+
+
 def table(kind: np.dtype[np.void], count: int) -> Any:
     """Return so many records, all zero, whose fields are attributes in compiled code and in
     Python; lists are empty.
@@ -102,7 +119,7 @@ def table(kind: np.dtype[np.void], count: int) -> Any:
     rows = np.zeros(count, kind)
     if ends := _ends_in(kind):
         rows.view(np.int64).reshape(count, kind.itemsize // 8)[:, ends] = -1
-    return rows.view(np.recarray)
+    return rows.view(Table)
 
 
 @functools.cache
@@ -122,7 +139,7 @@ def joined(*tables: Any) -> Any:
     filled = [part for part in tables if part.size] or tables[:1]
     if len(filled) == 1:
         return filled[0]
-    return np.concatenate(filled).view(np.recarray)
+    return np.concatenate(filled).view(Table)
 
 
 ENDS = record(i8="first last")

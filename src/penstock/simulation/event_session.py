@@ -300,7 +300,7 @@ class EventSession(Session):
             for name in (*_PER_REQUEST, *_PER_JOB):
                 arrays[name] = np.concatenate([getattr(self.world, name), arrays[name]])
             for name in ("rows", "again", "sent", "tries"):
-                arrays[name] = arrays[name].view(np.recarray)
+                arrays[name] = arrays[name].view(records.Table)
             arrays["job_root"][before:] += self.jobs.requests
         count = len(arrays["rows"])
         for name, used in (("heap", self.clock.waiting_room), ("leaves", self.clock.leaving)):
