@@ -212,14 +212,15 @@ def head_of_region(answer: LoadInRegion, scenario: Scenario) -> list[Line]:
         own = f"{policy} carries {point.own_max_rate:,.4g} requests/s at this budget"
         lines.append(Line("Its own", f"{own}, by a fluid argument."))
     if (exact := answer.exact) is not None:
-        # Both are told to a thousandth.
-        most = f"{digits(exact.upper)} requests/s"
+        # The program ends within a thousandth: three digits, rounded to where both stay true.
+        unit = 10.0 ** (math.floor(math.log10(exact.upper)) - 2)
+        most = f"{digits(math.ceil(exact.upper / unit - 1e-6) * unit)} requests/s"
         text = f"counting that prompts end, no scheduler carries more than {most}"
         text += f", {share_of(exact.upper / point.max_rate)} of that limit"
         if exact.upper >= (1 - 1e-9) * point.max_rate:
             text = "that prompts end costs nothing here"
         if scenario.server.scope == "batch":
-            text += f"; the best carries {digits(exact.rate)}"
+            text += f"; the best carries {digits(math.floor(exact.rate / unit + 1e-6) * unit)}"
         lines.append(Line("Exact", sentence(text)))
     lines.append(Line("Held by", f"{held_by(point)}."))
     if inside:
