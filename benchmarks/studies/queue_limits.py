@@ -57,11 +57,11 @@ def best_of_all(study: _Study) -> tuple[float, float]:
         limit, unlike = 1.0, True
         while unlike and limit < 2**20:
             at = study.at(kind, round(limit), LOADS[-1])
-            if at.met and at.goodput > 0.7 * most:
+            if at.met and at.goodput_rate > 0.7 * most:
                 best = max(best, total(study.at_loads(kind, round(limit))))
-            most = max(most, at.goodput if at.met else 0.0)
+            most = max(most, at.goodput_rate if at.met else 0.0)
             unlike = at.refused > 0
-            if limit > 64 and not at.met and at.goodput < 0.2 * most:
+            if limit > 64 and not at.met and at.goodput_rate < 0.2 * most:
                 break
             limit = max(limit + 1, limit * 1.04)
     return best, most
@@ -88,9 +88,9 @@ def main() -> None:
             "of_best": total(answer.rows) / best,
             "of_best_on_other_requests": total(elsewhere) / best_there,
             "kept_on_other_requests": elsewhere[-1].met,
-            "of_best_at_the_largest_load": answer.best.goodput / most,
-            "rule_of_thumb": answer.thumb[-1].goodput / most if answer.thumb else None,
-            "without": answer.as_it_is[-1].goodput / most,
+            "of_best_at_the_largest_load": answer.best.goodput_rate / most,
+            "rule_of_thumb": answer.thumb[-1].goodput_rate / most if answer.thumb else None,
+            "without": answer.as_it_is[-1].goodput_rate / most,
         }
         rows.append(row)
         print(row, flush=True)

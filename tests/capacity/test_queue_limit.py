@@ -22,14 +22,14 @@ def test_the_limit_keeps_the_target_at_every_load_where_none_does_not(answer):
     assert [row.times for row in answer.rows] == list(LOADS)
     assert all(row.met for row in answer.rows)
     assert not answer.as_it_is[-1].met
-    assert answer.best.goodput > 0.97 * ps.certify(CHAT, VLLM).max_rate
+    assert answer.best.goodput_rate > 0.97 * ps.certify(CHAT, VLLM).max_rate
     assert answer.rows[0].refused < 0.01
 
 
 def test_the_rule_of_thumb_forgets_that_decodes_take_a_part_of_each_batch(answer):
     assert answer.thumb[0].limit == round(5 * VLLM.full_batch_rate)
     assert not answer.thumb[-1].met
-    assert answer.thumb[-1].goodput < 0.5 * answer.best.goodput
+    assert answer.thumb[-1].goodput_rate < 0.5 * answer.best.goodput_rate
 
 
 def served_in_time(times, **limit):
@@ -47,9 +47,9 @@ def test_no_other_limit_has_more_goodput_by_one_per_cent(answer):
     for kind, limits in {"requests": range(8, 240, 8), "prompt_tokens": range(500, 20_000, 500)}.items():
         for limit in limits:
             most, kept = served_in_time(2.0, **{kind: limit})
-            if kept and most > 0.8 * answer.best.goodput:
+            if kept and most > 0.8 * answer.best.goodput_rate:
                 best = max(best, sum(served_in_time(times, **{kind: limit})[0] for times in LOADS))
-    assert sum(row.goodput for row in answer.rows) > 0.99 * best
+    assert sum(row.goodput_rate for row in answer.rows) > 0.99 * best
 
 
 def test_a_limit_that_is_as_good_in_overload_but_refuses_at_half_the_load_is_not_right():
@@ -59,7 +59,10 @@ def test_a_limit_that_is_as_good_in_overload_but_refuses_at_half_the_load_is_not
     long = ps.Workload.poisson(11.0, ps.LogNormal(2_000, 1.2), ps.Geometric(300))
     limit = ps.recommend_queue(long, server, targets=["ttft_p99<2s"], requests=4_000)
     assert limit.rows[0].refused < 0.01
-    assert all(row.goodput > 0.98 * as_it_is.goodput for row, as_it_is in zip(limit.rows, limit.as_it_is, strict=True))
+    assert all(
+        row.goodput_rate > 0.98 * as_it_is.goodput_rate
+        for row, as_it_is in zip(limit.rows, limit.as_it_is, strict=True)
+    )
 
 
 def test_the_engine_is_told_by_its_own_flag(answer):

@@ -52,7 +52,7 @@ class LimitAt(AsData):
     times: Annotated[float, Meaning("Times the load.", name="load x")]
     rate: Annotated[float, Meaning("Requests/s that come.", key="arriving")]
     refused: Annotated[float, Meaning("Share refused.", name="refused", format="{:.0%}".format)]
-    goodput: Annotated[
+    goodput_rate: Annotated[
         float, Meaning("Requests/s that are served within the targets.", name="goodput /s")
     ]
     latency: Annotated[
@@ -193,12 +193,12 @@ def _without_retries(workload: Workload) -> Workload:
 
 def total(rows: Sequence[LimitAt]) -> float:
     """Return the goodput of a limit at all loads together: what it is worth."""
-    return sum(at.goodput for at in rows)
+    return sum(at.goodput_rate for at in rows)
 
 
 def _worth(at: LimitAt) -> tuple[bool, float]:
     """Return what a limit is worth: the targets first, then who is served within them."""
-    return at.met, at.goodput
+    return at.met, at.goodput_rate
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -264,8 +264,8 @@ class _Study:
         most, worse = 0.0, 0
         while worse < 3 and limit < _MOST:
             at = look(limit)
-            worse = worse + 1 if not at.met and at.goodput < most else 0
-            most = max(most, at.goodput)
+            worse = worse + 1 if not at.met and at.goodput_rate < most else 0
+            most = max(most, at.goodput_rate)
             if not at.refused:
                 break
             limit *= _COARSE

@@ -296,7 +296,7 @@ def queue_page(answer: RecommendedLimit, scenario: Scenario) -> Page:
 
 def _served(rows: Sequence[LimitAt]) -> str:
     """Say how many are served within the targets."""
-    return _by_load([f"{row.goodput:,.4g}" for row in rows], " requests/s within the targets")
+    return _by_load([f"{row.goodput_rate:,.4g}" for row in rows], " requests/s within the targets")
 
 
 def _by_load(shown: Sequence[str], what: str) -> str:
@@ -309,11 +309,11 @@ def _curve(answer: RecommendedLimit) -> Figure:
     """Draw the goodput of limits, which of them keep the targets, and the one that is right."""
     tried, named = answer.curve, answer.best
     points = [
-        {"limit": at.limit, "goodput": at.goodput, "targets": "kept" if at.met else "missed"}
+        {"limit": at.limit, "goodput": at.goodput_rate, "targets": "kept" if at.met else "missed"}
         for at in tried
     ]
     points.append(
-        {"limit": named.limit, "goodput": named.goodput, "targets": "kept: the right one"}
+        {"limit": named.limit, "goodput": named.goodput_rate, "targets": "kept: the right one"}
     )
     looks = {
         "kept": (COLOURS[0], "circle"),
@@ -330,5 +330,6 @@ def _curve(answer: RecommendedLimit) -> Figure:
     chart = plot(pl.DataFrame(points), *marks, x=x, y=y)
     targets = " and ".join(map(str, answer.targets))
     caption = f"At {LOADS[-1]:g} times the load, on the same requests; targets: {targets}."
-    text = f"Goodput by the limit on {what}; the most is {max(at.goodput for at in tried):,.4g}/s."
+    most = max(at.goodput_rate for at in tried)
+    text = f"Goodput by the limit on {what}; the most is {most:,.4g}/s."
     return Figure("queue_limits", "Limits on the queue", {text: chart}, [table(tried)], caption)
