@@ -274,8 +274,8 @@ class Address:
         for array, known in zip(arrays, self._arrays, strict=True):
             end = place + 5 + 2 * array.ndim
             if array is not known:  # nobody to count references for, items, bytes of each, ...
-                bare = np.asarray(array)  # attributes of records are looked up slowly
-                words = 0, 0, bare.size, bare.itemsize, bare.ctypes.data, *bare.shape, *bare.strides
+                shape, strides = array.shape, array.strides
+                words = 0, 0, array.size, array.itemsize, array.ctypes.data, *shape, *strides
                 self._words[place:end] = words
             place = end
         self._arrays = tuple(arrays)

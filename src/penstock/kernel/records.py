@@ -96,7 +96,7 @@ def record(*parts: tuple[Any, str], of_rule: int = 0, **fields: str) -> np.dtype
 
 
 class Table(np.recarray):
-    """Records whose fields are attributes, looked up twice as fast as by those of Numpy."""
+    """Records whose fields are attributes, as those of Numpy, but looked up faster."""
 
     __getattribute__ = np.ndarray.__getattribute__
 

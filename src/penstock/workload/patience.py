@@ -128,10 +128,11 @@ class Clients:
 
     def of(self, jobs: Jobs) -> Jobs:
         """Return jobs that they send."""
-        patience, count = self.patience, jobs.requests
+        patience = self.patience
         if patience is None:
             return jobs
         ttft, e2e, luck = self._streams
+        count = jobs.requests
         return dataclasses.replace(
             jobs,
             ttft_limit_s=_seconds(patience.ttft_ms, ttft, count),
