@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.capacity.region import load_in_region
+from penstock.checking.comparison import compare
 from penstock.checking.storm import Storm, storm
 
 TIMES = ps.hardware("codellama-34b-a100-tp1").batch_time
@@ -110,6 +112,14 @@ def test_json_and_page_have_the_answer():
         lambda w, s: ps.verdict(w, s),
         lambda w, s: ps.max_rate(w, s),
         lambda w, s: ps.recommend(w, s),
+        lambda w, s: ps.estimate(w, s),
+        lambda w, s: ps.estimate_latency(w, s),
+        lambda w, s: ps.lower_bounds(w, s),
+        lambda w, s: ps.memory_estimate(w, s),
+        lambda w, s: load_in_region(w, s),
+        lambda w, s: load_in_region(w, s, exact=True),
+        lambda w, s: compare({"one": (w, s), "other": (w, VLLM)}),
+        lambda w, s: ps.compare_networks({"one": ps.Network.single(w, s), "other": ps.Network.single(w, VLLM)}),
         lambda w, s: ps.certify(ps.Network.single(w, s)),
         lambda w, s: ps.verdict(ps.Network.single(w, s)),
     ],

@@ -57,7 +57,7 @@ class LoadInRegion(OfSystem, Shown):
 
 def load_in_region(workload: Workload, server: Server, *, exact: bool = False) -> LoadInRegion:
     """Say where a workload lies in the region of a server, and what holds it back."""
-    of_best = None
+    point, of_best = point_with_memory(workload, server), None
     if exact:
         if reuses(workload, as_serving(workload, server)):
             raise InputError(
@@ -65,4 +65,4 @@ def load_in_region(workload: Workload, server: Server, *, exact: bool = False) -
                 "known; leave --exact out, or turn the cache off (prefix_caching: false)"
             )
         of_best = exact_region(server, prompt=workload.lengths)
-    return LoadInRegion((workload, server), point_with_memory(workload, server), of_best)
+    return LoadInRegion((workload, server), point, of_best)

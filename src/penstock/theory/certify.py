@@ -39,7 +39,6 @@ def certify(workload: "Workload | Network", server: Server | None = None) -> Cer
         If something has no arrival rate, or a request of a server can never be served.
     """
     if isinstance(workload, Workload) and isinstance(server, Server):
-        refuse_guarded((workload, server))
         refuse_no_rate(workload)
         alone = load(workload, server)
         return of_server(alone, of_replica(alone), by_arrival=server.order == "fcfs")

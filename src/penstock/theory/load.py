@@ -137,6 +137,7 @@ def refuse_without_rate(asker: str, workload: Workload, server: Server) -> None:
 
 def load(workload: Workload, server: Server, rate: float | None = None) -> Load:
     """Return what a workload asks of a server, at its own rate or at another, requests/s."""
+    refuse_guarded((workload, server))
     if rate is None:
         refuse_no_rate(workload)
         rate = workload.rate
